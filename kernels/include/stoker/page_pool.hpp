@@ -1,0 +1,228 @@
+// The page pool: a fixed budget of frames that hold pages of several files ("stores").
+//
+// Invariants
+//   * resident pages * page_bytes <= budget_bytes, at every moment.
+//   * A page's bytes are checked against its CRC-32C before any reader can see them.
+//   * No lock is held over I/O. Concurrent misses on one page cause one read.
+//   * A frame is reused only when no reader that could have seen its old page is still inside a
+//     ReadGuard, and nobody pins it.
+//   * Demand outranks prefetch: load() keeps at most a bounded number of reads in flight, and
+//     issues no new one while a fetch() waits for the device.
+//
+// Readers on the hot path call peek() inside a ReadGuard: one atomic load, no reference count.
+// Whatever needs I/O goes through fetch(), outside of any guard.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace stoker {
+
+using StoreId = std::uint32_t;
+using PageNumber = std::uint32_t;
+
+constexpr std::uint32_t kAbsent = 0xFFFFFFFFu;
+
+enum class IoBackend { automatic, io_uring, threads };
+
+enum class PageStatus : std::uint8_t {
+  ok,
+  corrupt,      // the checksum failed twice; the page is quarantined
+  io_error,     // the device failed the read twice
+  deadline,     // the deadline passed before the read ended
+};
+
+struct PoolOptions {
+  std::size_t page_bytes = 4096;      // a multiple of 512
+  std::size_t budget_bytes = 0;       // rounded down to whole frames; at least 16 frames
+  IoBackend backend = IoBackend::automatic;
+  bool direct = true;                 // O_DIRECT where the file system has it
+  unsigned io_threads = 16;           // size of the pool of the `threads` backend
+  std::size_t prefetch_inflight_bytes_max = 2u << 20;  // bound on load()'s reads in flight
+};
+
+// One file region made of whole pages. Page p lies at offset_bytes + p * page_bytes.
+struct StoreSpec {
+  std::string path;
+  std::uint64_t offset_bytes = 0;            // a multiple of 4096
+  std::uint32_t page_count = 0;
+  std::vector<std::uint32_t> checksums;      // CRC-32C of each page, page_count of them
+};
+
+struct PageRef {
+  StoreId store;
+  PageNumber page;
+};
+
+using Clock = std::chrono::steady_clock;
+using Deadline = std::optional<Clock::time_point>;
+
+class PagePool;
+
+// Pages that fetch() brought, held until this object goes. Either frames of the pool (pinned) or,
+// when no frame could be had, buffers of its own; the caller cannot tell and need not.
+class PinnedPages {
+ public:
+  PinnedPages();
+  PinnedPages(PinnedPages&&) noexcept;
+  PinnedPages& operator=(PinnedPages&&) noexcept;
+  PinnedPages(const PinnedPages&) = delete;
+  PinnedPages& operator=(const PinnedPages&) = delete;
+  ~PinnedPages();
+
+  std::size_t size() const noexcept;
+  // nullptr unless status(i) == PageStatus::ok.
+  const std::byte* data(std::size_t i) const noexcept;
+  PageStatus status(std::size_t i) const noexcept;
+  std::uint64_t reads() const noexcept;        // device reads that this fetch itself issued
+  std::uint64_t bytes_read() const noexcept;
+  void release() noexcept;
+
+ private:
+  friend class PagePool;
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+struct LoadOptions {
+  bool sticky = false;            // never evicted until unstick()
+  std::uint8_t weight = 3;        // clock passes that the page survives untouched, 0 ... 7
+  Deadline deadline;
+  const std::atomic<bool>* cancel = nullptr;
+  std::size_t run_bytes_max = 1u << 20;      // adjacent pages are read together up to this size
+  bool evict = false;             // whether pages that are resident may be evicted for this load
+};
+
+struct LoadReport {
+  std::uint64_t pages_loaded = 0;
+  std::uint64_t pages_already = 0;
+  std::uint64_t pages_no_room = 0;
+  std::uint64_t pages_failed = 0;
+  std::uint64_t pages_not_reached = 0;       // deadline or cancel came first
+  std::uint64_t reads = 0;
+  std::uint64_t bytes_read = 0;
+};
+
+struct StoreStats {
+  std::uint64_t pages = 0;
+  std::uint64_t resident = 0;
+  std::uint64_t sticky = 0;
+  std::uint64_t quarantined = 0;
+  std::uint64_t demand_pages = 0;            // brought by fetch()
+  std::uint64_t prefetched_pages = 0;        // brought by load()
+  std::uint64_t prefetched_useful = 0;       // of those, touched before they were evicted
+  std::uint64_t prefetched_unused = 0;       // of those, evicted untouched
+  std::uint64_t evictions = 0;
+};
+
+struct PoolStats {
+  std::size_t page_bytes = 0;
+  std::size_t budget_bytes = 0;
+  std::size_t resident_bytes = 0;
+  std::uint64_t demand_reads = 0;
+  std::uint64_t demand_bytes = 0;
+  std::uint64_t demand_wait_us = 0;
+  std::uint64_t prefetch_reads = 0;
+  std::uint64_t prefetch_bytes = 0;
+  std::uint64_t evictions = 0;
+  std::uint64_t checksum_failures = 0;       // failed verifications, retries included
+  std::uint64_t io_errors = 0;
+  std::uint64_t joined_reads = 0;            // misses that waited for another's read
+  std::uint64_t overflow_pages = 0;          // demand pages served from a private buffer
+};
+
+class PagePool {
+ public:
+  explicit PagePool(const PoolOptions& options);
+  ~PagePool();
+  PagePool(const PagePool&) = delete;
+  PagePool& operator=(const PagePool&) = delete;
+
+  // Throws StoreError when the file cannot be opened or is shorter than its pages.
+  StoreId add_store(StoreSpec spec);
+  // Evicts the store's pages and closes its file. No reader may use the store any more.
+  void remove_store(StoreId store);
+
+  // ---- hot path -------------------------------------------------------------------------------
+  // A reader's translation of one store: valid while the pool and the store live.
+  struct View {
+    const std::atomic<std::uint32_t>* table = nullptr;   // page -> frame, or kAbsent
+    std::atomic<std::uint8_t>* clock = nullptr;          // frame -> touch counter
+    const std::byte* slab = nullptr;
+    std::size_t page_bytes = 0;
+    std::uint32_t page_count = 0;
+
+    // The page's bytes, or nullptr when it is not resident. Only inside a ReadGuard.
+    const std::byte* peek(PageNumber page) const noexcept {
+      const std::uint32_t frame = table[page].load(std::memory_order_acquire);
+      return frame == kAbsent ? nullptr : slab + static_cast<std::size_t>(frame) * page_bytes;
+    }
+    // peek(), and tells the eviction clock that the page is in use.
+    const std::byte* touch(PageNumber page) const noexcept;
+  };
+  View view(StoreId store) const noexcept;
+
+  // While one lives, no frame that its thread has seen is reused. Cheap; not re-entrant.
+  class ReadGuard {
+   public:
+    explicit ReadGuard(const PagePool& pool) noexcept;
+    ~ReadGuard();
+    ReadGuard(const ReadGuard&) = delete;
+    ReadGuard& operator=(const ReadGuard&) = delete;
+
+   private:
+    const PagePool& pool_;
+    std::uint32_t slot_;
+  };
+
+  // ---- demand ---------------------------------------------------------------------------------
+  // Brings every page of `wanted` (duplicates allowed) and pins it; missing ones are read in one
+  // parallel batch. Must not be called inside a ReadGuard. Never waits for a frame: without one,
+  // the page comes in a private buffer. Pages that another thread is reading are waited for.
+  PinnedPages fetch(const PageRef* wanted, std::size_t count, Deadline deadline = {});
+
+  // ---- prefetch -------------------------------------------------------------------------------
+  // Loads pages (rising page numbers) at a priority under demand, in the calling thread.
+  LoadReport load(StoreId store, const PageNumber* pages, std::size_t count,
+                  const LoadOptions& options);
+  void unstick(StoreId store, const PageNumber* pages, std::size_t count);
+  // Drops pages that are neither pinned nor sticky. Returns how many.
+  std::uint64_t evict(StoreId store, const PageNumber* pages, std::size_t count);
+
+  // ---- facts ----------------------------------------------------------------------------------
+  PoolStats stats() const;
+  StoreStats store_stats(StoreId store) const;
+  // One byte a page: 0 absent, 1 resident, 2 resident and sticky, 3 quarantined.
+  std::vector<std::uint8_t> residency(StoreId store) const;
+  const char* backend_name() const noexcept;   // "io_uring" or "threads"
+  bool direct_io(StoreId store) const;         // whether O_DIRECT is in force
+  // Lowers or raises the budget; evicts down to it. Throws StoreError if sticky or pinned pages
+  // do not fit. The budget never exceeds the one given at construction.
+  void set_budget(std::size_t budget_bytes);
+  // Throws std::logic_error naming the first invariant that does not hold. For tests.
+  void check() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+inline const std::byte* PagePool::View::touch(PageNumber page) const noexcept {
+  const std::uint32_t frame = table[page].load(std::memory_order_acquire);
+  if (frame == kAbsent) return nullptr;
+  // Bit 7 is "touched since the hand passed". Read first: a store would bounce the cache line.
+  std::atomic<std::uint8_t>& counter = clock[frame];
+  const std::uint8_t seen = counter.load(std::memory_order_relaxed);
+  if ((seen & 0x80u) == 0) {
+    counter.store(static_cast<std::uint8_t>(seen | 0x80u), std::memory_order_relaxed);
+  }
+  return slab + static_cast<std::size_t>(frame) * page_bytes;
+}
+
+}  // namespace stoker
