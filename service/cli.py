@@ -1,0 +1,226 @@
+"""The `stoker` command: finds the sub-command, runs it, turns errors into one clear line.
+
+Only the module of the sub-command that was asked for is imported, so `stoker --help` stays quick
+however heavy the others are. A module in `stoker.service.commands` has two functions,
+`add_parser(subparsers) -> None` and `run(args) -> int`; a row here gives it its place and one line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn, Protocol, cast
+
+from stoker.errors import (
+    CapacityError,
+    ConfigError,
+    CorruptError,
+    InputError,
+    StokerError,
+    UnavailableError,
+)
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_INPUT = 3
+EXIT_UNAVAILABLE = 4
+EXIT_CORRUPT = 5
+EXIT_INTERRUPTED = 130
+
+# Most derived first is not needed: the five branches of the tree do not overlap.
+_EXIT_CODES: tuple[tuple[type[StokerError], int], ...] = (
+    (ConfigError, EXIT_USAGE),
+    (InputError, EXIT_INPUT),
+    (CapacityError, EXIT_UNAVAILABLE),
+    (UnavailableError, EXIT_UNAVAILABLE),
+    (CorruptError, EXIT_CORRUPT),
+)
+
+# name, module (where the name is no identifier), one line for `stoker --help`.
+COMMANDS: tuple[tuple[str, str, str], ...] = (
+    ("demo", "demo", "the whole story on real text: index, traffic, restart, compare"),
+    ("index", "index", "build an index from folders, JSONL, Parquet or .npy"),
+    ("import", "import_", "take over an index that another library built"),
+    ("verify", "verify", "check every checksum of an index, name what is damaged"),
+    ("inspect", "inspect", "show what an index folder holds"),
+    ("serve", "serve", "answer searches over HTTP, warmed before the first one"),
+    ("warm", "warm", "warm a running server, or show what it has loaded and why"),
+    ("replay", "replay", "send recorded or generated traffic to a server"),
+    ("simulate", "simulate", "run cache policies over a recorded trace"),
+    ("plan", "plan", "show what a warm-up would load within a budget"),
+    ("reuse", "reuse", "measure semantic lookup reuse and its error rate"),
+    ("bench", "bench", "run the cold-start benchmark"),
+    ("config", "config", "show the effective settings and where each came from"),
+)
+
+_EXITS = "exit codes: 0 ok, 1 failed, 2 usage, 3 bad input, 4 unavailable, 5 corrupt"
+
+
+class CommandModule(Protocol):
+    """What a module in `stoker.service.commands` offers."""
+
+    def add_parser(self, subparsers: argparse._SubParsersAction[Any]) -> None: ...
+    def run(self, args: argparse.Namespace) -> int: ...
+
+
+class _Parser(argparse.ArgumentParser):
+    """An ArgumentParser whose errors are JSON when the command line asked for JSON."""
+
+    as_json = False
+
+    def error(self, message: str) -> NoReturn:
+        if _Parser.as_json:
+            _print_problem("usage", message, EXIT_USAGE)
+            sys.exit(EXIT_USAGE)
+        self.exit(EXIT_USAGE, f"{self.prog}: {message}\n{self.prog}: see `{self.prog} --help`\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one `stoker` command and return its exit code."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    _Parser.as_json = "--json" in argv
+    verbose = "--verbose" in argv
+    try:
+        module, args = _parse(argv)
+        if module is None:
+            return EXIT_OK
+        return module.run(args)
+    except SystemExit as stop:  # argparse, after it has printed help or a usage error
+        return stop.code if isinstance(stop.code, int) else EXIT_USAGE
+    except KeyboardInterrupt:
+        _say("interrupted")
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader (head, less) has gone: not an error worth a message. The interpreter would
+        # complain again while it flushes at exit, so stdout is pointed elsewhere.
+        sys.stdout = open("/dev/null", "w", encoding="utf-8")  # noqa: SIM115
+        return EXIT_FAILED
+    except Exception as error:
+        return _report(error, verbose=verbose)
+
+
+def exit_code(error: BaseException) -> int:
+    """Return the exit code that a script sees for ``error``."""
+    for error_class, code in _EXIT_CODES:
+        if isinstance(error, error_class):
+            return code
+    return EXIT_FAILED
+
+
+def _parse(argv: list[str]) -> tuple[CommandModule | None, argparse.Namespace]:
+    parser = _Parser(
+        prog="stoker",
+        description="Keeps the part of a RAG system that the next requests need in fast memory.",
+        epilog=f"`stoker COMMAND --help` explains one command. {_EXITS}",
+    )
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
+    parser.add_argument("--verbose", action="store_true", help="show tracebacks of errors")
+    parser.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
+    subparsers = parser.add_subparsers(
+        dest="command", metavar="COMMAND", title="commands", parser_class=_Parser
+    )
+    wanted = next((word for word in argv if not word.startswith("-")), None)
+    module: CommandModule | None = None
+    for name, file_name, line in COMMANDS:
+        module_name = _module_name(name, file_name)
+        if module_name is None:
+            continue
+        if name == wanted:
+            module = cast(CommandModule, importlib.import_module(module_name))
+            module.add_parser(subparsers)
+            _add_common_flags(subparsers.choices[name])
+        else:
+            subparsers.add_parser(name, help=line)
+    args = parser.parse_args(argv)
+    # A flag may stand before the command too; argparse would let the command's default win.
+    args.json = _Parser.as_json
+    args.verbose = "--verbose" in argv
+    if args.version:
+        from stoker import __version__
+
+        print(json.dumps({"version": __version__}) if _Parser.as_json else f"stoker {__version__}")
+        return None, args
+    if module is None:
+        parser.print_help()
+        return None, args
+    return module, args
+
+
+def _module_name(name: str, file_name: str) -> str | None:
+    """Name the command's module, or None where it is not part of this installation."""
+    folder = Path(__file__).with_name("commands")
+    for stem in (file_name, name):
+        if (folder / f"{stem}.py").exists():
+            return f"stoker.service.commands.{stem}"
+    return None
+
+
+def _add_common_flags(parser: argparse.ArgumentParser) -> None:
+    for flag, text in (
+        ("--json", "print machine-readable JSON, errors too"),
+        ("--verbose", "show tracebacks of errors"),
+    ):
+        if flag not in parser._option_string_actions:
+            parser.add_argument(flag, action="store_true", help=text)
+    if parser.epilog is None:
+        parser.epilog = _EXITS
+
+
+def _report(error: Exception, *, verbose: bool) -> int:
+    if verbose:
+        import traceback
+
+        traceback.print_exception(error)
+    code = exit_code(error)
+    detail = _one_line(error)
+    kind = _kind(error)
+    if _Parser.as_json:
+        _print_problem(kind, detail, code)
+    elif isinstance(error, (StokerError, OSError)):
+        _say(detail)
+    else:
+        _say(f"unexpected {detail}; run again with --verbose for the traceback, and report it")
+    return code
+
+
+def _kind(error: Exception) -> str:
+    for error_class, code in _EXIT_CODES:
+        if isinstance(error, error_class):
+            return {
+                EXIT_USAGE: "config",
+                EXIT_INPUT: "bad-input",
+                EXIT_UNAVAILABLE: "capacity" if error_class is CapacityError else "unavailable",
+                EXIT_CORRUPT: "corrupt",
+            }[code]
+    return "failed"
+
+
+def _one_line(error: Exception) -> str:
+    if isinstance(error, OSError) and not isinstance(error, StokerError):
+        place = f"{error.filename}: " if error.filename is not None else ""
+        return f"{place}{error.strerror or error}"
+    text = " ".join(str(error).split())
+    action = getattr(error, "action", None)
+    if isinstance(action, str) and action and action not in text:
+        text = f"{text}; {action}"
+    if isinstance(error, StokerError):
+        return text or type(error).__name__
+    return f"{type(error).__name__}: {text}"
+
+
+def _print_problem(kind: str, detail: str, code: int) -> None:
+    problem = {"type": f"urn:stoker:problem:{kind}", "title": kind, "detail": detail, "exit": code}
+    print(json.dumps(problem), file=sys.stderr)
+
+
+def _say(text: str) -> None:
+    print(f"stoker: {text}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

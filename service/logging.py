@@ -1,0 +1,79 @@
+"""Set up structured logging once, at the edge: the rooms only call `structlog.get_logger`.
+
+Lines go to standard error, so that standard output stays a command's answer. A terminal gets text,
+anything else one JSON object a line. Values whose key says that they are secret are masked here,
+whoever logs them.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import MutableMapping
+from typing import Any, Literal, TextIO
+
+import orjson
+import structlog
+
+_LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+_SECRET_WORDS = ("api_key", "authorization", "bearer", "password", "secret")
+
+
+def configure_logging(
+    level: Literal["debug", "info", "warning", "error"] = "info",
+    form: Literal["auto", "json", "text"] = "auto",
+    *,
+    stream: TextIO | None = None,
+) -> None:
+    """Send structlog's and the standard library's lines to ``stream`` (default: stderr).
+
+    Libraries that use the standard `logging` (aiohttp, kafka) are written in the same form, from
+    "warning" up: their information lines are about themselves, not about our decisions.
+    """
+    stream = sys.stderr if stream is None else stream
+    if form == "auto":
+        form = "text" if stream.isatty() else "json"
+    shared: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        mask_secrets,
+    ]
+    last: list[Any] = (
+        [
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(serializer=_dumps),
+        ]
+        if form == "json"
+        else [structlog.dev.ConsoleRenderer(colors=stream.isatty())]
+    )
+    structlog.configure(
+        processors=[*shared, *last],
+        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
+        logger_factory=structlog.WriteLoggerFactory(stream),
+        cache_logger_on_first_use=False,
+    )
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(max(_LEVELS[level], logging.WARNING))
+
+
+def mask_secrets(
+    _logger: Any, _method: str, event: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
+    """Replace the value of every key whose name says that it is secret."""
+    for key in event:
+        if any(word in key.lower() for word in _SECRET_WORDS):
+            event[key] = "***"
+    return event
+
+
+def _dumps(value: Any, **_: Any) -> str:
+    return orjson.dumps(value, default=str, option=orjson.OPT_SERIALIZE_NUMPY).decode()

@@ -1,0 +1,677 @@
+"""Settings of the service room, and the one configuration object that nests every room's.
+
+Values come from four places; a later one wins: the default in the dataclass, a TOML file,
+`STOKER_<ROOM>_<KEY>` in the environment, a flag of the command. Every value remembers its place
+(`stoker config show`). An unknown key is an error that suggests the nearest known one: a setting
+that is spelled wrong and silently ignored costs more than a start that fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import ipaddress
+import os
+import re
+import tomllib
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from stoker.errors import ConfigError
+
+try:
+    from stoker.index.settings import IndexSettings
+except ModuleNotFoundError:
+
+    @dataclass(frozen=True)
+    class IndexSettings: ...
+
+
+try:
+    from stoker.kvcache.settings import KvcacheSettings
+except ModuleNotFoundError:
+
+    @dataclass(frozen=True)
+    class KvcacheSettings: ...
+
+
+try:
+    from stoker.prefetch.settings import PrefetchSettings
+except ModuleNotFoundError:
+
+    @dataclass(frozen=True)
+    class PrefetchSettings: ...
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether ``host`` can only be reached from this machine."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+@dataclass(frozen=True)
+class ServiceSettings:
+    """What the running service does. Each field says its default's reason and its unit."""
+
+    host: str = dataclasses.field(
+        default="127.0.0.1",
+        metadata={"help": "address to listen on; loopback, so that nothing is open by accident"},
+    )
+    port: int = dataclasses.field(
+        default=8080,
+        metadata={"help": "TCP port; 0 takes a free one and prints it; 8080 is the usual one"},
+    )
+    auth: Literal["auto", "required", "off"] = dataclasses.field(
+        default="auto",
+        metadata={
+            "help": "bearer keys: auto asks for them unless the address is loopback, where a "
+            "laptop's first try should need none; required always; off never"
+        },
+    )
+    api_keys: Mapping[str, str] = dataclasses.field(
+        default_factory=dict,
+        metadata={
+            "help": "tenant = key, one bearer key per tenant; empty by default, since a built-in "
+            "key would be everybody's; TOML table, or tenant=key,tenant=key in the environment",
+            "secret": True,
+        },
+    )
+    tenant_default: str = dataclasses.field(
+        default="default",
+        metadata={"help": "tenant of requests that name none, while no key is asked for"},
+    )
+    body_bytes_max: int = dataclasses.field(
+        default=32 << 20,
+        metadata={"help": "largest request body, bytes; 32 MiB carries 10,000 vectors of 384 d"},
+    )
+    batch_max: int = dataclasses.field(
+        default=10_000,
+        metadata={"help": "most documents or events in one request; bounds the time of one write"},
+    )
+    k_max: int = dataclasses.field(
+        default=1_000,
+        metadata={"help": "largest k of a search; each result is read and sent, so it is bounded"},
+    )
+    search_threads: int = dataclasses.field(
+        default=0,
+        metadata={
+            "help": "threads that search; 0 means 2 per CPU (a thread waiting for a page "
+            "leaves its CPU to the other), at most 32"
+        },
+    )
+    searches_queued_max: int = dataclasses.field(
+        default=64,
+        metadata={
+            "help": "searches that may wait for a thread; more are answered 429, because "
+            "a long queue only makes every answer late"
+        },
+    )
+    writes_queued_max: int = dataclasses.field(
+        default=16,
+        metadata={"help": "document and event writes that may be in flight; more are answered 429"},
+    )
+    deadline_ms_default: int = dataclasses.field(
+        default=2_000,
+        metadata={"help": "deadline of a search that states none, ms; a user waits no longer"},
+    )
+    deadline_ms_max: int = dataclasses.field(
+        default=60_000,
+        metadata={"help": "longest deadline a request may ask for, ms; bounds what it holds"},
+    )
+    write_deadline_s: float = dataclasses.field(
+        default=30.0,
+        metadata={"help": "how long a write may wait for the disk or the broker, s"},
+    )
+    retry_after_s: int = dataclasses.field(
+        default=1,
+        metadata={"help": "Retry-After of 429 and 503 answers, s; a full queue drains in about 1"},
+    )
+    drain_s: float = dataclasses.field(
+        default=20.0,
+        metadata={
+            "help": "after SIGTERM, how long running requests may finish, s; under the 30 s "
+            "that orchestrators wait before they kill"
+        },
+    )
+    ready_requires_warm: bool = dataclasses.field(
+        default=True,
+        metadata={
+            "help": "whether /readyz waits for the warm-up's receipt; traffic on a cold "
+            "replica is the pain that Stoker ends"
+        },
+    )
+    warm: Literal["auto", "none", "all"] = dataclasses.field(
+        default="auto",
+        metadata={
+            "help": "warm-up at start: auto loads by heat within the budget, none loads "
+            "nothing, all loads everything that fits"
+        },
+    )
+    warm_budget_ratio: float = dataclasses.field(
+        default=0.2,
+        metadata={
+            "help": "share of the index's bytes that an automatic warm-up may read; 0.2 "
+            "holds what a skewed hour asks for"
+        },
+    )
+    warm_deadline_s: float = dataclasses.field(
+        default=60.0,
+        metadata={
+            "help": "longest automatic warm-up, s; then readiness opens with what is there, "
+            "before a start-up probe kills the pod"
+        },
+    )
+    embed_model: str = dataclasses.field(
+        default="",
+        metadata={
+            "help": "embedding model for text: a local folder, a hub name, or 'minilm' for "
+            "the packaged one; empty turns text search off, since a model is an extra"
+        },
+    )
+    reuse_enabled: bool = dataclasses.field(
+        default=False,
+        metadata={"help": "semantic lookup reuse; off until the operator accepts its error rate"},
+    )
+    event_log: Literal["embedded", "kafka"] = dataclasses.field(
+        default="embedded",
+        metadata={
+            "help": "where events are kept: a durable log in the state folder, which needs "
+            "nothing else running, or kafka"
+        },
+    )
+    kafka_bootstrap: str = dataclasses.field(
+        default="",
+        metadata={"help": "HOST:PORT[,HOST:PORT] of the Kafka brokers; needed by event_log=kafka"},
+    )
+    event_topic: str = dataclasses.field(
+        default="stoker.events.v1",
+        metadata={"help": "topic (or local log) of the events; the version is in the name"},
+    )
+    event_partitions: int = dataclasses.field(
+        default=4,
+        metadata={"help": "partitions of a topic that Stoker creates; bounds parallel consumers"},
+    )
+    event_queue_max: int = dataclasses.field(
+        default=10_000,
+        metadata={
+            "help": "events of answered searches that may wait to be written; beyond it they "
+            "are dropped and counted, because a search never waits for its event"
+        },
+    )
+    event_group: str = dataclasses.field(
+        default="stoker-heat",
+        metadata={
+            "help": "consumer group that keeps the heat; replicas that each need the whole "
+            "heat take different names"
+        },
+    )
+    snapshot_s: float = dataclasses.field(
+        default=30.0,
+        metadata={
+            "help": "seconds between snapshots of heat and offsets; a crash replays at most "
+            "this much of the log"
+        },
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = dataclasses.field(
+        default="info",
+        metadata={"help": "least severe log line that is written; info has one line per decision"},
+    )
+    log_format: Literal["auto", "json", "text"] = dataclasses.field(
+        default="auto",
+        metadata={"help": "auto writes text to a terminal and JSON lines to anything else"},
+    )
+
+    def __post_init__(self) -> None:
+        for name in (
+            "body_bytes_max", "batch_max", "k_max", "searches_queued_max", "writes_queued_max",
+            "deadline_ms_default", "deadline_ms_max", "retry_after_s", "event_partitions",
+            "event_queue_max",
+        ):  # fmt: skip
+            if getattr(self, name) < 1:
+                raise ConfigError(f"service.{name} is {getattr(self, name)}; it must be at least 1")
+        for name in ("write_deadline_s", "drain_s", "snapshot_s", "warm_deadline_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"service.{name} is {getattr(self, name)}; it must be above 0")
+        if not 0 <= self.port <= 65_535:
+            raise ConfigError(f"service.port is {self.port}; it must lie in 0..65535")
+        if not 0 <= self.search_threads <= 256:
+            raise ConfigError(
+                f"service.search_threads is {self.search_threads}; it must lie in 0..256"
+            )
+        if not 0 < self.warm_budget_ratio <= 1:
+            raise ConfigError(
+                f"service.warm_budget_ratio is {self.warm_budget_ratio}; it must lie in (0, 1]"
+            )
+        if self.deadline_ms_default > self.deadline_ms_max:
+            raise ConfigError(
+                f"service.deadline_ms_default ({self.deadline_ms_default}) is above "
+                f"service.deadline_ms_max ({self.deadline_ms_max}); lower the first, or raise "
+                "the second"
+            )
+        if self.event_log == "kafka" and not self.kafka_bootstrap:
+            raise ConfigError(
+                "service.event_log is kafka but service.kafka_bootstrap is empty; "
+                "give HOST:PORT of a broker, or set service.event_log to embedded"
+            )
+        if self.event_log == "embedded" and self.kafka_bootstrap:
+            raise ConfigError(
+                "service.kafka_bootstrap is set but service.event_log is embedded, so the broker "
+                "would never be used; set service.event_log to kafka, or remove the other"
+            )
+        self._check_auth()
+
+    def _check_auth(self) -> None:
+        if self.keys_required and not self.api_keys:
+            raise ConfigError(
+                f"service.host is {self.host} and service.auth is {self.auth}, so requests need a "
+                "bearer key, but service.api_keys is empty; add a key per tenant, listen on "
+                "127.0.0.1, or set service.auth to off on purpose"
+            )
+        if not self.tenant_default:
+            raise ConfigError(
+                "service.tenant_default is empty; name the tenant of keyless requests"
+            )
+        for tenant, key in self.api_keys.items():
+            if not tenant:
+                raise ConfigError("service.api_keys has a key without a tenant; write tenant = key")
+            if len(key) < 16:
+                raise ConfigError(
+                    f"service.api_keys.{tenant} has {len(key)} characters; "
+                    "a bearer key has at least 16, so that it cannot be guessed"
+                )
+        if len(set(self.api_keys.values())) < len(self.api_keys):
+            raise ConfigError(
+                "service.api_keys gives one key to two tenants; a key must name its tenant"
+            )
+
+    @property
+    def keys_required(self) -> bool:
+        """Whether a request must carry a bearer key."""
+        if self.auth == "auto":
+            return bool(self.api_keys) or not is_loopback(self.host)
+        return self.auth == "required"
+
+
+@dataclass(frozen=True)
+class StokerConfig:
+    """Every room's settings. The field names are the table names in TOML."""
+
+    index: IndexSettings = dataclasses.field(default_factory=IndexSettings)
+    prefetch: PrefetchSettings = dataclasses.field(default_factory=PrefetchSettings)
+    kvcache: KvcacheSettings = dataclasses.field(default_factory=KvcacheSettings)
+    service: ServiceSettings = dataclasses.field(default_factory=ServiceSettings)
+
+
+@dataclass(frozen=True)
+class LoadedConfig:
+    """Effective settings, and the place that each one came from.
+
+    Attributes:
+        config: The settings.
+        origins: "room.key" -> "default", "file PATH", "environment NAME" or "flag --NAME".
+    """
+
+    config: StokerConfig
+    origins: Mapping[str, str]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """List every setting in room order, with secrets masked, ready for a table or JSON."""
+        rows: list[dict[str, Any]] = []
+        for room in dataclasses.fields(self.config):
+            settings = getattr(self.config, room.name)
+            for field in dataclasses.fields(settings):
+                value = getattr(settings, field.name)
+                if field.metadata.get("secret"):
+                    value = _masked(value)
+                elif isinstance(value, Mapping):
+                    value = dict(value)
+                elif isinstance(value, tuple):
+                    value = list(value)
+                elif isinstance(value, os.PathLike):
+                    value = str(value)
+                key = f"{room.name}.{field.name}"
+                rows.append(
+                    {
+                        "key": key,
+                        "value": value,
+                        "origin": self.origins.get(key, "default"),
+                        "help": field.metadata.get("help", ""),
+                    }
+                )
+        return rows
+
+
+def _masked(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: "***" for name in value}
+    return "***" if value else ""
+
+
+# Names in the environment that start with STOKER_ and are not settings: the configuration file's
+# own name, and what builds, tests and benchmarks read.
+_ENVIRONMENT_FREE = re.compile(r"STOKER_(CONFIG|BUILD_|SANITIZE|TEST_|BENCH_|DEMO_)")
+
+_BYTE_UNITS = {
+    "": 1,
+    "B": 1,
+    "K": 1 << 10, "KB": 1000, "KIB": 1 << 10,
+    "M": 1 << 20, "MB": 1000**2, "MIB": 1 << 20,
+    "G": 1 << 30, "GB": 1000**3, "GIB": 1 << 30,
+    "T": 1 << 40, "TB": 1000**4, "TIB": 1 << 40,
+}  # fmt: skip
+
+
+def load_config(
+    path: str | os.PathLike[str] | None = None,
+    *,
+    environment: Mapping[str, str] | None = None,
+    flags: Mapping[str, Any] | None = None,
+    flag_names: Mapping[str, str] | None = None,
+) -> LoadedConfig:
+    """Read the settings from file, environment and flags, in that order; the last one wins.
+
+    Args:
+        path: A TOML file with one table per room; None reads `STOKER_CONFIG`, if it is set.
+        environment: Names and values; None means this process's own.
+        flags: "room.key" -> value. A str is parsed like the environment's; None is "not given".
+        flag_names: "room.key" -> the flag as the user typed it, for messages and origins.
+
+    Raises:
+        ConfigError: a key is unknown (the message suggests the nearest), a value does not fit its
+            type, or settings do not go together.
+    """
+    environment = os.environ if environment is None else environment
+    known = _known_fields()
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    if path is None and environment.get("STOKER_CONFIG"):
+        path = environment["STOKER_CONFIG"]
+    if path is not None:
+        for key, value in _file_values(Path(path), known).items():
+            values[key] = value
+            origins[key] = f"file {os.fspath(path)}"
+    for key, (name, value) in _environment_values(environment, known).items():
+        values[key] = value
+        origins[key] = f"environment {name}"
+    for key, value in (flags or {}).items():
+        if value is None:
+            continue
+        name = (flag_names or {}).get(key, f"--set {key}")
+        _check_known(key, known, f"flag {name}")
+        values[key] = parse_value(key, value, known[key], f"flag {name}")
+        origins[key] = f"flag {name}"
+
+    rooms: dict[str, Any] = {}
+    for room, room_class in _room_classes().items():
+        prefix = f"{room}."
+        given = {k.removeprefix(prefix): v for k, v in values.items() if k.startswith(prefix)}
+        rooms[room] = room_class(**given)
+    return LoadedConfig(StokerConfig(**rooms), origins)
+
+
+def add_config_flags(parser: argparse.ArgumentParser) -> None:
+    """Give a command `--config FILE` and `--set ROOM.KEY=VALUE`."""
+    group = parser.add_argument_group("configuration")
+    group.add_argument(
+        "--config",
+        metavar="FILE",
+        help="TOML file with the tables [index], [prefetch], [kvcache], [service] "
+        "(default: the STOKER_CONFIG environment variable, if set)",
+    )
+    group.add_argument(
+        "--set",
+        dest="settings",
+        metavar="ROOM.KEY=VALUE",
+        action="append",
+        default=[],
+        help="one setting, e.g. --set service.k_max=200; see `stoker config show` for all of them",
+    )
+
+
+def config_from_args(
+    args: argparse.Namespace, flags: Mapping[str, tuple[str, Any]] | None = None
+) -> LoadedConfig:
+    """Load the settings for a command that called `add_config_flags`.
+
+    Args:
+        args: The parsed command line.
+        flags: "room.key" -> (the command's own flag, its value or None), e.g.
+            `{"service.port": ("--port", args.port)}`; these win over `--set`.
+
+    Raises:
+        ConfigError: as `load_config`.
+    """
+    values: dict[str, Any] = {}
+    for item in args.settings:
+        key, equals, value = item.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {item}: expected ROOM.KEY=VALUE, found no '='")
+        values[key.strip()] = value
+    names = {}
+    for key, (name, value) in (flags or {}).items():
+        if value is not None:
+            values[key] = value
+            names[key] = name
+    return load_config(args.config, flags=values, flag_names=names)
+
+
+def parse_value(key: str, value: Any, hint: Any, place: str) -> Any:
+    """Turn a value from TOML, the environment or a flag into the setting's type.
+
+    Sizes (`*_bytes`, `*_bytes_max`) take a unit: "512MiB", "4GB".
+
+    Raises:
+        ConfigError: the value does not fit; names key, place, what was expected and found.
+    """
+    try:
+        return _converted(key, value, hint)
+    except (TypeError, ValueError) as error:
+        shown = "a secret" if key in _SECRET_KEYS else repr(value)
+        raise ConfigError(
+            f"{key} ({place}): expected {_type_words(hint)}, found {shown}: {error}"
+        ) from error
+
+
+_SECRET_KEYS = frozenset({"service.api_keys"})
+
+
+def _converted(key: str, value: Any, hint: Any) -> Any:
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType):
+        return _converted_union(key, value, get_args(hint))
+    if origin is Literal:
+        if value not in get_args(hint):
+            raise ValueError("not one of the choices")
+        return value
+    if origin in (tuple, list, Sequence):
+        if isinstance(value, str):
+            value = [part.strip() for part in value.split(",") if part.strip()]
+        if not isinstance(value, (list, tuple)):
+            raise TypeError("not a list")
+        inner = [a for a in get_args(hint) if a is not Ellipsis] or [str]
+        if origin is tuple and Ellipsis not in get_args(hint) and len(inner) > 1:
+            if len(value) != len(inner):
+                raise ValueError(f"needs {len(inner)} items")
+            return tuple(_converted(key, v, h) for v, h in zip(value, inner, strict=True))
+        return tuple(_converted(key, v, inner[0]) for v in value)
+    if origin in (dict, Mapping):
+        return _converted_mapping(key, value, get_args(hint) or (str, str))
+    if hint is bool:
+        return _converted_bool(value)
+    if hint is int:
+        return _converted_int(key, value)
+    if hint is float:
+        if isinstance(value, bool):
+            raise TypeError("not a number")
+        return float(value)
+    if hint is Path:
+        return Path(value)
+    if hint is str:
+        if not isinstance(value, str):
+            raise TypeError("not text")
+        return value
+    raise TypeError(f"settings of type {hint} are not supported")
+
+
+def _converted_union(key: str, value: Any, choices: tuple[Any, ...]) -> Any:
+    if type(None) in choices and (
+        value is None or (isinstance(value, str) and value.strip().lower() in ("", "none"))
+    ):
+        return None
+    reason: Exception = ValueError("fits no choice")
+    for choice in choices:
+        if choice is type(None):
+            continue
+        try:
+            return _converted(key, value, choice)
+        except (TypeError, ValueError) as error:
+            reason = error
+    raise reason
+
+
+def _converted_mapping(key: str, value: Any, hints: tuple[Any, ...]) -> Mapping[Any, Any]:
+    if isinstance(value, str):
+        pairs = {}
+        for part in filter(None, (p.strip() for p in value.split(","))):
+            name, equals, text = part.partition("=")
+            if not equals:
+                raise ValueError("each item is name=value")
+            pairs[name.strip()] = text.strip()
+        value = pairs
+    if not isinstance(value, Mapping):
+        raise TypeError("not a table")
+    return types.MappingProxyType(
+        {_converted(key, k, hints[0]): _converted(key, v, hints[1]) for k, v in value.items()}
+    )
+
+
+def _converted_bool(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    word = value.strip().lower() if isinstance(value, str) else ""
+    if word in ("true", "1", "yes", "on"):
+        return True
+    if word in ("false", "0", "no", "off"):
+        return False
+    raise ValueError("write true or false")
+
+
+def _converted_int(key: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        raise TypeError("not a whole number")
+    if isinstance(value, int):
+        return value
+    text = value.strip().replace("_", "")
+    if "_bytes" in key:
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text)
+        if match and match[2].upper() in _BYTE_UNITS:
+            unit = _BYTE_UNITS[match[2].upper()]
+            return round(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit
+        raise ValueError("write bytes, or a number with KiB, MiB, GiB")
+    return int(text)
+
+
+def _type_words(hint: Any) -> str:
+    origin = get_origin(hint)
+    if origin is Literal:
+        return "one of " + ", ".join(map(repr, get_args(hint)))
+    if origin in (Union, types.UnionType):
+        return " or ".join("none" if a is type(None) else _type_words(a) for a in get_args(hint))
+    if origin in (tuple, list, Sequence):
+        return "a list"
+    if origin in (dict, Mapping):
+        return "a table of name = value"
+    words = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+    return words.get(hint, getattr(hint, "__name__", str(hint)))
+
+
+def _room_classes() -> dict[str, type[Any]]:
+    hints = get_type_hints(StokerConfig)
+    return {field.name: hints[field.name] for field in dataclasses.fields(StokerConfig)}
+
+
+def _known_fields() -> dict[str, Any]:
+    known: dict[str, Any] = {}
+    for room, room_class in _room_classes().items():
+        hints = get_type_hints(room_class)
+        for field in dataclasses.fields(room_class):
+            known[f"{room}.{field.name}"] = hints[field.name]
+    return known
+
+
+def _check_known(key: str, known: Mapping[str, Any], place: str) -> None:
+    if key in known:
+        return
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    if not near:  # the right key under the wrong room
+        tails = {name.partition(".")[2]: name for name in known}
+        near = [tails[t] for t in difflib.get_close_matches(key.rpartition(".")[2], tails, n=1)]
+    hint = f"did you mean {near[0]}?" if near else "`stoker config show` lists every setting"
+    raise ConfigError(f"unknown setting {key} ({place}); {hint}")
+
+
+def _file_values(path: Path, known: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            tables = tomllib.load(file)
+    except FileNotFoundError as error:
+        raise ConfigError(f"configuration file {path} does not exist") from error
+    except OSError as error:
+        raise ConfigError(f"configuration file {path} cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"configuration file {path} is not valid TOML: {error}") from error
+    values: dict[str, Any] = {}
+    rooms = _room_classes()
+    place = f"file {path}"
+    for room, table in tables.items():
+        if room not in rooms:
+            near = difflib.get_close_matches(room, rooms, n=1)
+            hint = f"did you mean [{near[0]}]?" if near else f"tables are {', '.join(rooms)}"
+            raise ConfigError(f"unknown table [{room}] ({place}); {hint}")
+        if not isinstance(table, dict):
+            raise ConfigError(f"{room} ({place}): expected a table [{room}], found {table!r}")
+        for name, value in table.items():
+            key = f"{room}.{name}"
+            _check_known(key, known, place)
+            values[key] = parse_value(key, value, known[key], place)
+    return values
+
+
+def _environment_values(
+    environment: Mapping[str, str], known: Mapping[str, Any]
+) -> dict[str, tuple[str, Any]]:
+    names = {"STOKER_" + key.replace(".", "_").upper(): key for key in known}
+    _refuse_service_links(environment)
+    values: dict[str, tuple[str, Any]] = {}
+    for name, value in sorted(environment.items()):
+        if not name.startswith("STOKER_") or _ENVIRONMENT_FREE.match(name):
+            continue
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+            hint = (
+                f"did you mean {near[0]}?" if near else "`stoker config show` lists every setting"
+            )
+            raise ConfigError(f"unknown setting in the environment: {name}; {hint}")
+        key = names[name]
+        values[key] = (name, parse_value(key, value, known[key], f"environment {name}"))
+    return values
+
+
+def _refuse_service_links(environment: Mapping[str, str]) -> None:
+    # Kubernetes gives every pod STOKER_SERVICE_HOST and STOKER_SERVICE_PORT when a Service is
+    # named "stoker". They would be read as our settings and bind the cluster's address.
+    link = environment.get("STOKER_PORT", "")
+    if re.match(r"(tcp|udp|sctp)://", link):
+        raise ConfigError(
+            f"the environment holds Kubernetes service links (STOKER_PORT={link}), whose "
+            "STOKER_SERVICE_HOST and STOKER_SERVICE_PORT collide with settings of the same name; "
+            "set enableServiceLinks: false in the pod's spec"
+        )
