@@ -1,0 +1,326 @@
+"""Choose what to load, in which order, under a budget of bytes, bandwidth and time.
+
+The order of a plan:
+
+1. Stage 0 (the upper layers) always and whole, even where the budget is smaller: without them no
+   search can start, so the pool brings them anyway.
+2. Then stage by stage. Links and codes of a stage pay off only together, so they rise together:
+   a unit's level is the share of its kind's benefit that lies in hotter units, and the lower
+   level goes first whatever its kind. Any prefix of that order covers both kinds equally.
+3. Everything else of a stage by benefit per byte, over all sources: one budget.
+4. Units that nothing is known about (benefit 0) come last, in stage order, if room is left.
+
+A plan over 500,000 units takes well under 100 ms: whole arrays, no loop over units.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.errors import InputError
+from stoker.prefetch.protocols import NAVIGATION_KINDS, UnitBatch
+
+REASON_ALWAYS = "upper layers: every search needs them"
+REASON_NAVIGATION = "links and codes by rising coverage: they pay off only together"
+REASON_DENSITY = "benefit per byte"
+REASON_FILL = "room left: nothing is known about these units"
+SKIP_BUDGET = "over the byte budget"
+SKIP_TIME = "over bandwidth x deadline"
+STAGE_MAX = 1000
+
+_ORDER_ALWAYS, _ORDER_NAVIGATION, _ORDER_DENSITY, _ORDER_FILL = range(4)
+_REASONS = (REASON_ALWAYS, REASON_NAVIGATION, REASON_DENSITY, REASON_FILL)
+
+
+@dataclass(frozen=True)
+class WarmStep:
+    """One load call: units of one kind, hottest first, and why they are in the plan."""
+
+    source: str
+    kind: str
+    stage: int
+    units: NDArray[np.uint32]
+    unit_bytes: int
+    benefit: float
+    reason: str
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that the step's units take."""
+        return len(self.units) * self.unit_bytes
+
+
+@dataclass(frozen=True)
+class PlanSkip:
+    """Units of one kind that the plan leaves out, and why."""
+
+    source: str
+    kind: str
+    stage: int
+    units: int
+    bytes: int
+    benefit: float
+    reason: str
+
+
+@dataclass(frozen=True)
+class WarmPlan:
+    """What to load, in order, and what is left out.
+
+    Attributes:
+        steps: In load order; each a single call on its source.
+        skips: What is left out, by source, kind and stage.
+        limit_bytes: Bytes that the budget and the time allow; None means no limit.
+        limit_reason: Which of the two limits is the tighter one.
+        planned_bytes: Sum over the steps; above ``limit_bytes`` only by what stage 0 needs.
+        benefit_total: Expected demand over all units, planned or not (hits per unit, summed).
+        predicted_hit_ratio: ``sum(benefit of planned units) / benefit_total``: the share of the
+            expected unit accesses that find their unit resident. 0 where nothing is expected.
+    """
+
+    steps: tuple[WarmStep, ...]
+    skips: tuple[PlanSkip, ...]
+    limit_bytes: int | None
+    limit_reason: str
+    planned_bytes: int
+    benefit_total: float
+    predicted_hit_ratio: float
+
+    def explain(self, source: str, kind: str, unit: int) -> str:
+        """Say in one sentence why a unit is, or is not, in the plan."""
+        before = 0
+        for step in self.steps:
+            if step.source == source and step.kind == kind:
+                at = np.flatnonzero(step.units == unit)
+                if len(at):
+                    start = before + int(at[0]) * step.unit_bytes
+                    return (
+                        f"{source}/{kind} unit {unit} is loaded in stage {step.stage} after "
+                        f"{start} bytes: {step.reason}"
+                    )
+            before += step.bytes
+        reasons = [s.reason for s in self.skips if s.source == source and s.kind == kind]
+        why = f"left out: {reasons[0]}" if reasons else "not offered by its source"
+        return f"{source}/{kind} unit {unit} is {why}"
+
+
+def byte_limit(
+    *, budget_bytes: int | None, bandwidth_bytes_s: float | None, deadline_s: float | None
+) -> tuple[int | None, str]:
+    """Return how many bytes may be loaded, and which limit says so.
+
+    ``limit = min(budget_bytes, bandwidth_bytes_s * deadline_s)``; a None drops its term.
+    """
+    if budget_bytes is not None and budget_bytes < 0:
+        raise InputError(f"budget_bytes must be >= 0, got {budget_bytes}")
+    for name, value in (("bandwidth_bytes_s", bandwidth_bytes_s), ("deadline_s", deadline_s)):
+        if value is not None and not (np.isfinite(value) and value >= 0):
+            raise InputError(f"{name} must be finite and >= 0, got {value}")
+    in_time = None
+    if bandwidth_bytes_s is not None and deadline_s is not None:
+        in_time = int(bandwidth_bytes_s * deadline_s)
+    if in_time is not None and (budget_bytes is None or in_time < budget_bytes):
+        return in_time, SKIP_TIME
+    return budget_bytes, SKIP_BUDGET
+
+
+def _check(batch: UnitBatch) -> None:
+    where = f"batch {batch.source}/{batch.kind} stage {batch.stage}"
+    if len(batch.units) != len(batch.benefit):
+        raise InputError(f"{where}: {len(batch.units)} units but {len(batch.benefit)} benefits")
+    if batch.unit_bytes < 1:
+        raise InputError(f"{where}: unit_bytes must be >= 1, got {batch.unit_bytes}")
+    if not 0 <= batch.stage <= STAGE_MAX:
+        raise InputError(f"{where}: stage must be in 0..{STAGE_MAX}")
+    if len(batch.benefit) and not (
+        np.isfinite(batch.benefit).all() and float(batch.benefit.min()) >= 0.0
+    ):
+        raise InputError(f"{where}: benefits must be finite and >= 0")
+
+
+def _coverage_level(benefit: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return, for each unit, the share of its kind's benefit that lies in hotter units."""
+    total = float(benefit.sum())
+    if total <= 0.0:
+        return np.zeros_like(benefit)
+    before = np.cumsum(benefit)
+    before -= benefit
+    before /= total
+    return before
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """All units of all batches, one row a unit, in load order."""
+
+    batch: NDArray[np.int32]
+    unit: NDArray[np.uint32]
+    nbytes: NDArray[np.int64]
+    benefit: NDArray[np.float64]
+    group: NDArray[np.int8]
+
+
+def _ordered(batches: Sequence[UnitBatch]) -> _Columns:
+    batch_of: list[NDArray[np.int32]] = []
+    major: list[NDArray[np.int64]] = []
+    minor: list[NDArray[np.float64]] = []
+    group: list[NDArray[np.int8]] = []
+    units: list[NDArray[np.uint32]] = []
+    benefits: list[NDArray[np.float64]] = []
+    stage_max = max((b.stage for b in batches), default=0) + 1
+    for number, batch in enumerate(batches):
+        benefit = batch.benefit.astype(np.float64)
+        unit = batch.units.astype(np.uint32, copy=False)
+        if len(benefit) > 1 and bool((np.diff(benefit) > 0).any()):
+            order = np.argsort(-benefit, kind="stable")
+            benefit, unit = benefit[order], unit[order]
+        n = len(unit)
+        if batch.stage == 0:
+            code, key = _ORDER_ALWAYS, np.arange(n, dtype=np.float64)
+        elif batch.kind in NAVIGATION_KINDS:
+            code, key = _ORDER_NAVIGATION, _coverage_level(benefit)
+        else:
+            code, key = _ORDER_DENSITY, -benefit / batch.unit_bytes
+        groups = np.full(n, code, dtype=np.int8)
+        rank = np.full(n, batch.stage * 4 + code, dtype=np.int64)
+        if batch.stage > 0:
+            unknown = benefit <= 0.0
+            groups[unknown] = _ORDER_FILL
+            rank[unknown] = (stage_max + batch.stage) * 4 + code
+        batch_of.append(np.full(n, number, dtype=np.int32))
+        major.append(rank)
+        minor.append(key)
+        group.append(groups)
+        units.append(unit)
+        benefits.append(benefit)
+    rank_all = np.concatenate(major)
+    key_all = np.concatenate(minor)
+    # Two stable passes; the inputs are runs that are sorted already, which makes them cheap.
+    order = np.argsort(key_all, kind="stable")
+    order = order[np.argsort(rank_all[order].astype(np.int16), kind="stable")]
+    owner = np.concatenate(batch_of)[order]
+    sizes = np.array([b.unit_bytes for b in batches], dtype=np.int64)
+    return _Columns(
+        batch=owner,
+        unit=np.concatenate(units)[order],
+        nbytes=sizes[owner],
+        benefit=np.concatenate(benefits)[order],
+        group=np.concatenate(group)[order],
+    )
+
+
+def _steps(
+    batches: Sequence[UnitBatch], rows: _Columns, count: int, round_bytes: int
+) -> tuple[WarmStep, ...]:
+    """Cut the first ``count`` rows into rounds, and each round into one step per batch.
+
+    A round bounds how far one kind can run ahead of its partner when the load is cut short.
+    """
+    if count == 0:
+        return ()
+    owner = rows.batch[:count].astype(np.int64)
+    group = rows.group[:count].astype(np.int64)
+    stages = np.array([b.stage for b in batches], dtype=np.int64)[owner]
+    ends = np.cumsum(rows.nbytes[:count])
+    rounds = (ends - 1) // round_bytes
+    rounds[group == _ORDER_ALWAYS] = 0  # the upper layers in one go
+    section = np.zeros(count, dtype=np.int64)
+    if count > 1:
+        new = (np.diff(group) != 0) | (np.diff(stages) != 0) | (np.diff(rounds) != 0)
+        section[1:] = np.cumsum(new)
+    key = section * len(batches) + owner
+    order = np.argsort(key, kind="stable")
+    key = key[order]
+    starts = np.concatenate([[0], np.flatnonzero(np.diff(key)) + 1, [count]])
+    steps = []
+    for first, last in itertools.pairwise(starts.tolist()):
+        index = order[first:last]
+        batch = batches[int(owner[index[0]])]
+        steps.append(
+            WarmStep(
+                source=batch.source,
+                kind=batch.kind,
+                stage=batch.stage,
+                units=rows.unit[index],
+                unit_bytes=batch.unit_bytes,
+                benefit=float(rows.benefit[index].sum()),
+                reason=_REASONS[int(group[index[0]])],
+            )
+        )
+    return tuple(steps)
+
+
+def plan_warm(
+    batches: Sequence[UnitBatch],
+    *,
+    budget_bytes: int | None,
+    bandwidth_bytes_s: float | None = None,
+    deadline_s: float | None = None,
+    round_bytes: int = 16 << 20,
+) -> WarmPlan:
+    """Choose units by stage, then by benefit, within the tighter of budget and time.
+
+    Args:
+        batches: What the sources offer. Batches whose benefit does not fall are sorted here.
+        budget_bytes: Bytes that may be resident for the plan; None means no limit.
+        bandwidth_bytes_s: Bytes per second that the device gives; None means unknown.
+        deadline_s: Seconds for loading; counts only together with the bandwidth.
+        round_bytes: Load calls are cut at this size; larger reads more at once, smaller keeps
+            links and codes closer together when the load is cut short.
+
+    Returns:
+        The plan. No unit is in it twice; the kept units are a prefix of the order above.
+
+    Raises:
+        InputError: a batch or a limit is malformed; the caller's mistake.
+    """
+    if round_bytes < 1:
+        raise InputError(f"round_bytes must be >= 1, got {round_bytes}")
+    for batch in batches:
+        _check(batch)
+    limit, limit_reason = byte_limit(
+        budget_bytes=budget_bytes, bandwidth_bytes_s=bandwidth_bytes_s, deadline_s=deadline_s
+    )
+    offered = [b for b in batches if len(b.units)]
+    if not offered:
+        return WarmPlan((), (), limit, limit_reason, 0, 0.0, 0.0)
+    rows = _ordered(offered)
+    ends = np.cumsum(rows.nbytes)
+    always = int(np.count_nonzero(rows.group == _ORDER_ALWAYS))
+    if limit is None:
+        count = len(ends)
+    else:
+        count = max(always, int(np.searchsorted(ends, limit, side="right")))
+    total = float(rows.benefit.sum())
+    covered = float(rows.benefit[:count].sum())
+    left_units = np.bincount(rows.batch[count:], minlength=len(offered))
+    left_benefit = np.bincount(
+        rows.batch[count:], weights=rows.benefit[count:], minlength=len(offered)
+    )
+    skips = tuple(
+        PlanSkip(
+            batch.source,
+            batch.kind,
+            batch.stage,
+            int(units),
+            int(units) * batch.unit_bytes,
+            float(benefit),
+            limit_reason,
+        )
+        for batch, units, benefit in zip(offered, left_units, left_benefit, strict=True)
+        if units
+    )
+    return WarmPlan(
+        steps=_steps(offered, rows, count, round_bytes),
+        skips=skips,
+        limit_bytes=limit,
+        limit_reason=limit_reason,
+        planned_bytes=int(ends[count - 1]) if count else 0,
+        benefit_total=total,
+        predicted_hit_ratio=min(1.0, covered / total) if total > 0.0 else 0.0,
+    )

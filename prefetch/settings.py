@@ -1,0 +1,121 @@
+"""Settings of the prefetch room: heat, forecasts, plans."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from stoker.errors import ConfigError
+
+DECAY_KINDS = ("exponential", "hyperbolic", "logarithmic")
+
+
+def _setting(default: Any, help_text: str) -> Any:
+    return dataclasses.field(default=default, metadata={"help": help_text})
+
+
+@dataclass(frozen=True)
+class PrefetchSettings:
+    """Everything in this room that a user may change; each default states its reason."""
+
+    heat_weight_frequency: float = _setting(
+        0.5, "Weight of decayed frequency in the heat score; the strongest single forecast. Ratio."
+    )
+    heat_weight_recency: float = _setting(
+        0.3, "Weight of recency exp(-dt/tau) in the heat score; follows bursts. Ratio."
+    )
+    heat_weight_pagerank: float = _setting(
+        0.2, "Weight of graph PageRank in the heat score; lifts what hot chunks lead to. Ratio."
+    )
+    heat_tau_s: float = _setting(
+        3600.0, "Time constant of recency: an hour covers one visit and its return. Seconds."
+    )
+    heat_decay: str = _setting(
+        "hyperbolic",
+        "Decay of the frequency: hyperbolic keeps a long tail, which a daily rhythm needs; "
+        "exponential forgets faster; logarithmic is for comparison only.",
+    )
+    heat_half_life_s: float = _setting(
+        21600.0,
+        "Age at which an access counts half. Six hours: yesterday still weighs, last month does "
+        "not. Seconds.",
+    )
+    heat_fast_threshold: float = _setting(
+        0.85, "Scores above it are loaded now into the fastest tier. Score in [0, 1]."
+    )
+    heat_queue_threshold: float = _setting(
+        0.6, "Scores from here up to the fast threshold enter the prefetch queue. Score in [0, 1]."
+    )
+    heat_keys_max: int = _setting(
+        1_000_000, "Content keys tracked; beyond it the coldest are dropped. Count."
+    )
+    heat_result_weight: float = _setting(
+        2.0, "What a used result counts, when a retrieved one counts 1: use is stronger evidence."
+    )
+    graph_edges_per_key_max: int = _setting(
+        16, "Out-edges kept per key; the weakest goes first. Bounds memory and tick time. Count."
+    )
+    graph_window_chunks_max: int = _setting(
+        8, "Chunks of one event that are linked with one another; more add noise. Count."
+    )
+    graph_sessions_max: int = _setting(
+        20_000, "Sessions whose last turn is remembered; the oldest go first. Count."
+    )
+    graph_session_gap_s: float = _setting(
+        1800.0, "Silence after which a session's next event is no transition. Seconds."
+    )
+    pagerank_damping: float = _setting(
+        0.85, "Probability of following an edge rather than restarting; the usual value. Ratio."
+    )
+    pagerank_tolerance: float = _setting(
+        1e-6, "L1 change below which PageRank has converged. Probability mass."
+    )
+    plan_round_bytes: int = _setting(
+        16 << 20,
+        "A warm-up's load calls are cut at this size, so that a deadline hits evenly. Bytes.",
+    )
+    warm_budget_ratio: float = _setting(
+        0.2, "Share of a source's bytes that a warm-up may load when no budget is given. Ratio."
+    )
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError naming the first setting that cannot be."""
+        for name in ("heat_weight_frequency", "heat_weight_recency", "heat_weight_pagerank"):
+            if not getattr(self, name) >= 0.0:
+                raise ConfigError(f"{name} must be >= 0, got {getattr(self, name)!r}")
+        total = self.heat_weight_frequency + self.heat_weight_recency + self.heat_weight_pagerank
+        if not math.isclose(total, 1.0, abs_tol=1e-9):
+            raise ConfigError(
+                f"heat_weight_frequency + heat_weight_recency + heat_weight_pagerank must be 1, "
+                f"got {total!r}"
+            )
+        for name in ("heat_tau_s", "heat_half_life_s", "graph_session_gap_s", "pagerank_tolerance"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0.0):
+                raise ConfigError(f"{name} must be finite and > 0, got {value!r}")
+        if self.heat_decay not in DECAY_KINDS:
+            raise ConfigError(f"heat_decay must be one of {DECAY_KINDS}, got {self.heat_decay!r}")
+        if not 0.0 <= self.heat_queue_threshold <= self.heat_fast_threshold <= 1.0:
+            raise ConfigError(
+                "heat_queue_threshold must be <= heat_fast_threshold, both in [0, 1], got "
+                f"{self.heat_queue_threshold!r} and {self.heat_fast_threshold!r}"
+            )
+        for name in (
+            "heat_keys_max",
+            "graph_edges_per_key_max",
+            "graph_window_chunks_max",
+            "graph_sessions_max",
+            "plan_round_bytes",
+        ):
+            if not getattr(self, name) >= 1:
+                raise ConfigError(f"{name} must be >= 1, got {getattr(self, name)!r}")
+        if not self.heat_result_weight >= 0.0:
+            raise ConfigError(f"heat_result_weight must be >= 0, got {self.heat_result_weight!r}")
+        if not 0.0 < self.pagerank_damping < 1.0:
+            raise ConfigError(f"pagerank_damping must be in (0, 1), got {self.pagerank_damping!r}")
+        if not 0.0 < self.warm_budget_ratio <= 1.0:
+            raise ConfigError(
+                f"warm_budget_ratio must be in (0, 1], got {self.warm_budget_ratio!r}"
+            )

@@ -1,0 +1,184 @@
+"""Carrying out a plan, and the receipt that says what happened."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from stoker.errors import InputError, UnavailableError
+from stoker.prefetch.protocols import ContentKey, LoadOutcome, UnitBatch
+from stoker.prefetch.receipt import Receipt
+from stoker.prefetch.warm import SKIP_DEADLINE, SKIP_NO_ROOM, SKIP_STOPPED, run_warm
+
+
+class FakeClock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class FakeRoom:
+    """A pool that holds ``room`` units and takes ``unit_s`` seconds to read one."""
+
+    def __init__(self, clock: FakeClock, *, room: int = 1000, unit_s: float = 0.1) -> None:
+        self.clock = clock
+        self.room = room
+        self.unit_s = unit_s
+        self.resident: dict[str, set[int]] = {}
+        self.calls: list[tuple[str, list[int], bool]] = []
+        self.fail_kind: str | None = None
+
+    def unit_batches(self, heat: Mapping[ContentKey, float]) -> Sequence[UnitBatch]:
+        ones = np.ones(4, np.float32)
+        units = np.arange(4, dtype=np.uint32)
+        return [
+            UnitBatch("index", "vectors", 2, units, 100, ones),
+            UnitBatch("index", "links", 1, units, 100, ones * 3),
+            UnitBatch("index", "codes", 1, units, 100, ones * 3),
+            UnitBatch("index", "upper", 0, units[:2], 100, ones[:2] * 10),
+        ]
+
+    def load_units(
+        self, kind: str, units: NDArray[np.uint32], *, sticky: bool, deadline_s: float | None
+    ) -> LoadOutcome:
+        if kind == self.fail_kind:
+            raise UnavailableError("the device went away")
+        self.calls.append((kind, units.tolist(), sticky))
+        have = self.resident.setdefault(kind, set())
+        loaded = already = no_room = not_reached = 0
+        spent = 0.0
+        for unit in units.tolist():
+            if unit in have:
+                already += 1
+            elif sum(map(len, self.resident.values())) >= self.room:
+                no_room += 1
+            elif deadline_s is not None and spent >= deadline_s:
+                not_reached += 1
+            else:
+                have.add(unit)
+                loaded += 1
+                spent += self.unit_s
+        self.clock.now += spent
+        return LoadOutcome(loaded, already, no_room, 0, not_reached, loaded * 100, loaded, spent)
+
+    def total_bytes(self) -> int:
+        return 1400
+
+    def resident_count(self, kind: str, units: NDArray[np.uint32]) -> int:
+        return len(self.resident.get(kind, set()) & set(units.tolist()))
+
+
+def warm(room: FakeRoom, clock: FakeClock, **limits: float | int | None) -> Receipt:
+    return run_warm(room, {("t", "a"): 1.0}, clock=clock, wall=lambda: 1000.0, **limits)  # type: ignore[arg-type]
+
+
+def test_loads_top_layers_first_and_sticky() -> None:
+    clock = FakeClock()
+    room = FakeRoom(clock)
+    receipt = warm(room, clock)
+    assert [call[0] for call in room.calls] == ["upper", "links", "codes", "vectors"]
+    assert [call[2] for call in room.calls] == [True, False, False, False]
+    assert receipt.state == "complete"
+    assert receipt.upper_resident
+    assert receipt.predicted_hit_ratio == receipt.planned_hit_ratio == 1.0
+    assert receipt.resident_bytes == receipt.bytes_read == 1400
+    assert [mark.stage for mark in receipt.stages] == [0, 1, 2]
+    assert receipt.heat_keys == 1
+
+
+def test_second_warm_up_loads_nothing_and_says_already() -> None:
+    clock = FakeClock()
+    room = FakeRoom(clock)
+    warm(room, clock)
+    receipt = warm(room, clock)
+    assert receipt.bytes_read == 0
+    assert sum(line.already for line in receipt.lines) == 14
+    assert receipt.state == "complete"
+
+
+def test_full_pool_stops_later_stages() -> None:
+    clock = FakeClock()
+    room = FakeRoom(clock, room=7)
+    receipt = warm(room, clock)
+    assert receipt.state == "partial"
+    assert receipt.skipped == {SKIP_NO_ROOM: 7}
+    assert [call[0] for call in room.calls] == ["upper", "links", "codes"]
+    assert receipt.predicted_hit_ratio == pytest.approx((20 + 12 + 3) / 48)
+
+
+def test_deadline_is_in_the_receipt() -> None:
+    clock = FakeClock()
+    room = FakeRoom(clock, unit_s=1.0)
+    receipt = warm(room, clock, deadline_s=4.0)
+    assert receipt.skipped == {SKIP_DEADLINE: 10}
+    assert receipt.seconds == pytest.approx(4.0)
+
+
+def test_budget_is_kept_and_named() -> None:
+    clock = FakeClock()
+    receipt = warm(FakeRoom(clock), clock, budget_bytes=600)
+    assert receipt.planned_bytes == receipt.bytes_read == 600
+    assert receipt.skipped == {"over the byte budget": 8}
+
+
+def test_source_error_stops_loading_not_the_caller() -> None:
+    clock = FakeClock()
+    room = FakeRoom(clock)
+    room.fail_kind = "links"
+    receipt = warm(room, clock)
+    assert receipt.error == "index/links: the device went away"
+    assert receipt.state == "partial"
+    assert receipt.upper_resident
+    assert receipt.skipped == {SKIP_STOPPED: 12}
+
+
+def test_two_sources_share_one_budget() -> None:
+    clock = FakeClock()
+
+    class Blocks(FakeRoom):
+        def unit_batches(self, heat: Mapping[ContentKey, float]) -> Sequence[UnitBatch]:
+            units = np.arange(4, dtype=np.uint32)
+            return [UnitBatch("kvcache", "kv_block", 2, units, 100, np.full(4, 5.0, np.float32))]
+
+    pages, blocks = FakeRoom(clock), Blocks(clock)
+    receipt = run_warm([pages, blocks], {}, budget_bytes=1400, clock=clock, wall=lambda: 0.0)
+    assert {call[0] for call in blocks.calls} == {"kv_block"}
+    assert "vectors" not in {call[0] for call in pages.calls}
+    assert receipt.skipped == {"over the byte budget": 4}
+    with pytest.raises(InputError, match="two sources"):
+        run_warm([pages, FakeRoom(clock)], {})
+
+
+def test_negative_heat_is_refused() -> None:
+    with pytest.raises(InputError, match="heat of"):
+        run_warm(FakeRoom(FakeClock()), {("t", "a"): -1.0})
+
+
+def test_receipt_round_trip_and_measured() -> None:
+    clock = FakeClock()
+    receipt = warm(FakeRoom(clock), clock, budget_bytes=600)
+    measured = receipt.with_measured(0.5, accesses=120)
+    assert measured.prediction_error == pytest.approx(0.5 - receipt.predicted_hit_ratio)
+    assert Receipt.from_json(measured.to_json()) == measured
+    assert receipt.measured_hit_ratio is None
+    for bad in ("{}", "[1]", "nope", '{"version": 99}', '{"version": 1}'):
+        with pytest.raises(InputError):
+            Receipt.from_json(bad)
+    for ratio, accesses in ((1.5, 1), (0.5, 0)):
+        with pytest.raises(InputError):
+            receipt.with_measured(ratio, accesses=accesses)
+
+
+def test_render_is_aligned_plain_text() -> None:
+    clock = FakeClock()
+    text = warm(FakeRoom(clock), clock, budget_bytes=600).with_measured(0.5, accesses=9).render()
+    assert text.isascii()
+    table = [row for row in text.splitlines() if "index/" in row or "offered" in row]
+    assert len({len(row) for row in table}) == 1
+    assert "over the byte budget" in text
+    assert "measured hit ratio  0.500 over 9 accesses" in text
