@@ -160,7 +160,7 @@ $(VENV_STAMP):
 
 # $(1) stamp, $(2) what for, $(3) words for `requirements`
 define packages
-$(STEP) $(STAMPS)/$(2).log "$(4)" bash -euc '$(BIN)/python -c "$$REQUIREMENTS" $(3) >$(STAMPS)/$(2).txt; \
+STEP_GROWS=$(VENV) $(STEP) $(STAMPS)/$(2).log "$(4)" bash -euc '$(BIN)/python -c "$$REQUIREMENTS" $(3) >$(STAMPS)/$(2).txt; \
     $(BIN)/python -m pip install $(PIP_ARGS) -r $(STAMPS)/$(2).txt'
 @rm -f $(STAMPS)/$(2)-*
 @touch $(1)

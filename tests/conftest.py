@@ -37,7 +37,7 @@ def pytest_report_header() -> str:
 
 
 def _shared_data_folder() -> Path | None:
-    named = os.environ.get("STOKER_SHARED_DATA")
+    named = os.environ.get("STOKER_TEST_DATA")
     folder = Path(named) if named else ROOT.parent / "shared" / "data"
     return folder if folder.is_dir() else None
 
@@ -50,13 +50,13 @@ def repository() -> Path:
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The folder of shared data sets beside the checkout, or the one `STOKER_SHARED_DATA` names.
+    """The folder of shared data sets beside the checkout, or the one `STOKER_TEST_DATA` names.
 
     Where it is missing a test skips and says so; in CI it fails instead.
     """
     folder = _shared_data_folder()
     if folder is None:
-        message = "no shared data: ../shared/data is missing and STOKER_SHARED_DATA is not set"
+        message = "no shared data: ../shared/data is missing and STOKER_TEST_DATA is not set"
         if IN_CI:
             pytest.fail(message)
         pytest.skip(message)
