@@ -172,7 +172,7 @@ class ServiceSettings:
     embed_model: str = dataclasses.field(
         default="",
         metadata={
-            "help": "embedding model for text: a local folder, a hub name, or 'minilm' for "
+            "help": "embedding model for text: a local folder, a hub name, or 'bundled' for "
             "the packaged one; empty turns text search off, since a model is an extra"
         },
     )

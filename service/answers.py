@@ -1,0 +1,183 @@
+"""What the HTTP API answers, as typed records: written by the routes, read by the SDK.
+
+Only the standard library is imported here, so that a client stays light. Reading is lenient
+towards newer servers: unknown members are left out, never an error.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+
+class Answer:
+    """Base of the records: to and from JSON members by field name."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON members."""
+        return dataclasses.asdict(self)  # type: ignore[call-overload, no-any-return]
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Read JSON members, leaving out those that this version does not know."""
+        known = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+        return cls(**{name: value for name, value in data.items() if name in known})
+
+
+@dataclass(frozen=True)
+class SearchResult(Answer):
+    """One result. ``score`` is higher for nearer, whatever the metric."""
+
+    id: str
+    score: float
+    text: str | None = None
+    metadata: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Completeness(Answer):
+    """How complete a search was.
+
+    Attributes:
+        recall_bound: Lower bound on recall@k against a search of everything, in [0, 1].
+        confidence: Share of searches for which the bound holds, in [0, 1].
+        complete: Whether nothing was left out for want of time, budget or pages.
+        reason: Why it is not complete; empty where it is.
+    """
+
+    recall_bound: float
+    confidence: float
+    complete: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class ReuseDecision(Answer):
+    """What semantic lookup reuse did.
+
+    Attributes:
+        decision: "reused", "searched" (a guard refused, or nothing fitted) or "off".
+        reason: Which guard spoke, or why it is off.
+    """
+
+    decision: str
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Timings(Answer):
+    """Where the time of a search went, ms. ``total_ms`` includes waiting for a thread."""
+
+    total_ms: float
+    queue_ms: float = 0.0
+    embed_ms: float = 0.0
+    reuse_ms: float = 0.0
+    search_ms: float = 0.0
+    documents_ms: float = 0.0
+
+
+@dataclass(frozen=True)
+class SearchAnswer(Answer):
+    """The answer of POST /v1/search.
+
+    Attributes:
+        results: Best first.
+        completeness: How complete the search was; never silently narrower.
+        reuse: What semantic lookup reuse did.
+        pages_read: Pages that this search read from storage; 0 when all was resident.
+        bytes_read: Bytes of those pages.
+        timings: Where the time went.
+        generation: The generation of the index that answered.
+        tenant: Whose documents were searched.
+        request_id: The request, as in the server's log.
+    """
+
+    results: tuple[SearchResult, ...]
+    completeness: Completeness
+    reuse: ReuseDecision
+    pages_read: int
+    bytes_read: int
+    timings: Timings
+    generation: int
+    tenant: str
+    request_id: str
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Read the JSON members."""
+        known = {f.name for f in dataclasses.fields(cls)}
+        members = {name: value for name, value in data.items() if name in known}
+        members["results"] = tuple(map(SearchResult.from_dict, data["results"]))
+        members["completeness"] = Completeness.from_dict(data["completeness"])
+        members["reuse"] = ReuseDecision.from_dict(data["reuse"])
+        members["timings"] = Timings.from_dict(data["timings"])
+        return cls(**members)
+
+
+@dataclass(frozen=True)
+class WriteAnswer(Answer):
+    """The answer of a document write; what it counts is on disk.
+
+    Attributes:
+        count: Documents that were written or deleted.
+        generation: The generation that they were written to.
+        request_id: The request, as in the server's log.
+    """
+
+    count: int
+    generation: int
+    tenant: str
+    request_id: str
+
+
+@dataclass(frozen=True)
+class EventsAnswer(Answer):
+    """The answer of POST /v1/events; what it counts is durable in the event log."""
+
+    accepted: int
+    request_id: str
+
+
+@dataclass(frozen=True)
+class WarmupStatus(Answer):
+    """The answer of GET and POST /v1/warmup.
+
+    Attributes:
+        state: "none", "running", "done" or "failed".
+        progress: While it runs: "stage", "seconds", "bytes_read", "predicted_hit_ratio".
+        receipt: Of the last finished warm-up, as `stoker.Receipt.to_json` writes it; else None.
+        error: Why the last one failed; empty where it did not.
+        request_id: The request, as in the server's log.
+    """
+
+    state: str
+    progress: Mapping[str, Any] | None = None
+    receipt: Mapping[str, Any] | None = None
+    error: str = ""
+    request_id: str = ""
+
+
+@dataclass(frozen=True)
+class Readiness(Answer):
+    """The answer of GET /readyz.
+
+    Attributes:
+        ready: Whether traffic should come.
+        waiting_for: What is missing: "index", "warm-up", "draining"; empty when ready.
+        parts: Optional parts, each "on" or why it is off.
+    """
+
+    ready: bool
+    waiting_for: tuple[str, ...] = ()
+    parts: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Read the JSON members."""
+        return cls(
+            ready=bool(data["ready"]),
+            waiting_for=tuple(data.get("waiting_for", ())),
+            parts=dict(data.get("parts", {})),
+        )

@@ -1,0 +1,354 @@
+"""What both SDK clients share: requests as values, retry decisions, and answers read back.
+
+Nothing here does I/O, so the retry rules are tested with a clock and a random source passed in.
+
+Retry rules: a connection that was never made, and 429 or "not ready", may always be tried again,
+because the server did nothing. A lost answer or another 5xx is tried again only where doing the
+work twice equals doing it once: searches, upserts, deletes, and events (readers count an event id
+once). Waits double from ``backoff_s``, with full jitter, never below Retry-After, and never past
+the call's deadline.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Generic, TypeVar
+from urllib.parse import quote
+
+import orjson
+
+from stoker.errors import InputError, StokerError
+from stoker.service.answers import (
+    EventsAnswer,
+    Readiness,
+    SearchAnswer,
+    WarmupStatus,
+    WriteAnswer,
+)
+from stoker.service.problems import (
+    DeadlinePassed,
+    NotReady,
+    Problem,
+    ServerUnreachable,
+    ServiceError,
+    TooManyRequests,
+    error_of,
+)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Document:
+    """A document to upsert. ``vector`` is needed where the server has no embedding model."""
+
+    id: str
+    text: str | None = None
+    vector: Any = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One HTTP answer, as it came."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+@dataclass(frozen=True)
+class Call(Generic[T]):
+    """One request to make, and how to read its answer."""
+
+    method: str
+    path: str
+    read: Callable[[Reply], T]
+    body: bytes | None = None
+    content_type: str = "application/json"
+    idempotent: bool = True
+
+
+@dataclass(frozen=True)
+class RetryPolicy:
+    """How a client retries.
+
+    Attributes:
+        retries_max: Tries after the first; 0 turns retries off.
+        backoff_s: Longest wait before the first retry; doubles with every further one.
+        backoff_s_max: Longest wait of all.
+    """
+
+    retries_max: int = 4
+    backoff_s: float = 0.1
+    backoff_s_max: float = 5.0
+
+    def __post_init__(self) -> None:
+        if self.retries_max < 0 or self.backoff_s < 0 or self.backoff_s_max < self.backoff_s:
+            raise InputError(
+                "retries_max and backoff_s must be at least 0, and backoff_s_max at least "
+                f"backoff_s; found {self.retries_max}, {self.backoff_s}, {self.backoff_s_max}"
+            )
+
+
+class Attempts:
+    """The tries of one call: how long each may take, and whether there is a next one."""
+
+    def __init__(
+        self,
+        policy: RetryPolicy,
+        *,
+        idempotent: bool,
+        deadline_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        uniform: Callable[[float, float], float] = random.uniform,
+    ) -> None:
+        if not deadline_s > 0:
+            raise InputError(f"deadline_s must be above 0, found {deadline_s}")
+        self._policy = policy
+        self._idempotent = idempotent
+        self._deadline_s = deadline_s
+        self._clock = clock
+        self._uniform = uniform
+        self._end = clock() + deadline_s
+        self.failed = 0
+
+    def left_s(self) -> float:
+        """Return the seconds that the next try has. Raises DeadlinePassed when none are left."""
+        left = self._end - self._clock()
+        if left <= 0:
+            raise DeadlinePassed(
+                f"no answer within {self._deadline_s:g} s ({self.failed} tries)",
+                where="deadline_s",
+                action="raise the client's deadline_s, or see whether the server is overloaded",
+            )
+        return left
+
+    def wait_s(self, error: ServiceError, *, sent: bool, retry_after_s: float = 0.0) -> float:
+        """Return how long to wait before the next try, or raise ``error`` if there is none.
+
+        Args:
+            sent: Whether the server may have done the work.
+            retry_after_s: The server's Retry-After; 0 where it sent none.
+        """
+        self.failed += 1
+        if self.failed > self._policy.retries_max:
+            raise error
+        untouched = not sent or isinstance(error, (TooManyRequests, NotReady))
+        retriable = error.problem.retriable if error.problem else error.retriable
+        if not untouched and not (self._idempotent and retriable):
+            raise error
+        ceiling = min(self._policy.backoff_s_max, self._policy.backoff_s * 2.0 ** (self.failed - 1))
+        wait = max(retry_after_s, self._uniform(0.0, ceiling))
+        if self._clock() + wait >= self._end:
+            raise error
+        return wait
+
+
+def failure_of(reply: Reply) -> tuple[ServiceError, float]:
+    """Return the error of an answer with status 400 or above, and its Retry-After in seconds."""
+    data: Any = None
+    with contextlib.suppress(orjson.JSONDecodeError):
+        data = orjson.loads(reply.body)
+    if not isinstance(data, dict):
+        text = reply.body[:200].decode("utf-8", "replace").strip()
+        data = {"detail": f"HTTP status {reply.status}, not a problem document: {text}"}
+        if reply.status in (502, 503, 504):
+            problem = Problem.from_dict(data, reply.status)
+            return ServerUnreachable(problem.detail, problem=problem), _retry_after(reply)
+    return error_of(Problem.from_dict(data, reply.status)), _retry_after(reply)
+
+
+def _retry_after(reply: Reply) -> float:
+    try:
+        return max(0.0, float(reply.headers.get("retry-after", "0")))
+    except ValueError:  # an HTTP date; our server never sends one
+        return 0.0
+
+
+def search_call(
+    *,
+    tenant: str | None,
+    deadline_ms: int,
+    text: str | None,
+    vector: Any,
+    k: int,
+    filters: Mapping[str, Any] | None,
+    recall_target: float | None,
+    session: str | None,
+    route: str | None,
+    include_text: bool,
+    include_metadata: bool,
+) -> Call[SearchAnswer]:
+    """Make a search's request. Raises InputError unless it has exactly one of text and vector."""
+    if (text is None) == (vector is None):
+        raise InputError("a search needs text or vector, exactly one of them")
+    members: dict[str, Any] = {
+        "text": text,
+        "vector": vector,
+        "filters": filters,
+        "tenant": tenant,
+        "recall_target": recall_target,
+        "session": session,
+        "route": route,
+    }
+    body = {name: value for name, value in members.items() if value is not None}
+    body |= {
+        "k": k,
+        "deadline_ms": deadline_ms,
+        "include_text": include_text,
+        "include_metadata": include_metadata,
+    }
+    return Call("POST", "/v1/search", _reader(SearchAnswer), dumps(body))
+
+
+def upsert_call(
+    documents: Sequence[Document | Mapping[str, Any]], tenant: str | None
+) -> Call[WriteAnswer]:
+    """Make an upsert's request."""
+    rows = []
+    for document in documents:
+        if isinstance(document, Document):
+            row: dict[str, Any] = {"id": document.id}
+            for name in ("text", "vector"):
+                if getattr(document, name) is not None:
+                    row[name] = getattr(document, name)
+            if document.metadata:
+                row["metadata"] = dict(document.metadata)
+            rows.append(row)
+        else:
+            rows.append(dict(document))
+    body: dict[str, Any] = {"documents": rows}
+    if tenant is not None:
+        body["tenant"] = tenant
+    return Call("POST", "/v1/documents", _reader(WriteAnswer), dumps(body))
+
+
+def delete_call(document_id: str, tenant: str | None) -> Call[WriteAnswer]:
+    """Make a delete's request. Raises InputError for an empty id."""
+    if not document_id:
+        raise InputError("a document id is empty")
+    path = f"/v1/documents/{quote(document_id, safe='')}"
+    if tenant is not None:
+        path += f"?tenant={quote(tenant, safe='')}"
+    return Call("DELETE", path, _reader(WriteAnswer))
+
+
+def events_call(events: Sequence[Mapping[str, Any]]) -> Call[EventsAnswer]:
+    """Make the request for CloudEvents; one without an id or time is given them."""
+    batch = []
+    for event in events:
+        row = {"specversion": "1.0", "source": "/stoker/sdk", **event}
+        row.setdefault("id", uuid.uuid4().hex)
+        row.setdefault("time", datetime.now(UTC).isoformat().replace("+00:00", "Z"))
+        batch.append(row)
+    return Call(
+        "POST",
+        "/v1/events",
+        _reader(EventsAnswer),
+        dumps(batch),
+        content_type="application/cloudevents-batch+json",
+    )
+
+
+def used_event(
+    chunk_ids: Sequence[str], *, tenant: str, session: str | None, route: str | None
+) -> dict[str, Any]:
+    """Make the event that says which results were used."""
+    data: dict[str, Any] = {"tenant": tenant, "chunk_ids": list(chunk_ids)}
+    if session is not None:
+        data["session"] = session
+    if route is not None:
+        data["route"] = route
+    return {"type": "stoker.result.used.v1", "data": data}
+
+
+def warmup_call() -> Call[WarmupStatus]:
+    """Make the request for the state of the warm-up."""
+    return Call("GET", "/v1/warmup", _reader(WarmupStatus))
+
+
+def start_warmup_call(
+    budget_bytes: int | None, deadline_s: float | None, *, wait: bool
+) -> Call[WarmupStatus]:
+    """Make the request that starts a warm-up."""
+    body: dict[str, Any] = {"wait": wait}
+    if budget_bytes is not None:
+        body["budget_bytes"] = budget_bytes
+    if deadline_s is not None:
+        body["deadline_s"] = deadline_s
+    return Call("POST", "/v1/warmup", _reader(WarmupStatus), dumps(body), idempotent=False)
+
+
+def ready_call() -> Call[Readiness]:
+    """Make the request for readiness. Not ready is an answer here, not an error."""
+    return Call("GET", "/readyz", _read_readiness)
+
+
+def text_call(path: str) -> Call[str]:
+    """Make the request for a page of text."""
+    return Call("GET", path, lambda reply: _checked(reply).body.decode())
+
+
+def dumps(value: Any) -> bytes:
+    """Write JSON; numpy arrays become lists of numbers."""
+    try:
+        return orjson.dumps(value, default=_plain, option=orjson.OPT_SERIALIZE_NUMPY)
+    except TypeError as error:
+        raise InputError(f"cannot be written as JSON: {error}") from error
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "tolist"):  # an array that orjson does not take: not contiguous, or no numpy
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, Sequence):
+        return list(value)
+    raise TypeError(f"{type(value).__name__} is no JSON value")
+
+
+def _reader(answer: Any) -> Callable[[Reply], Any]:
+    def read(reply: Reply) -> Any:
+        data = _json(_checked(reply))
+        try:
+            return answer.from_dict(data)
+        except (KeyError, TypeError, ValueError) as error:
+            raise _strange(reply) from error
+
+    return read
+
+
+def _read_readiness(reply: Reply) -> Readiness:
+    if reply.status not in (200, 503):
+        _checked(reply)
+    try:
+        return Readiness.from_dict(_json(reply))
+    except (KeyError, TypeError) as error:
+        raise _strange(reply) from error
+
+
+def _json(reply: Reply) -> Any:
+    try:
+        return orjson.loads(reply.body)
+    except orjson.JSONDecodeError as error:
+        raise _strange(reply) from error
+
+
+def _checked(reply: Reply) -> Reply:
+    if reply.status >= 400:
+        raise failure_of(reply)[0]
+    return reply
+
+
+def _strange(reply: Reply) -> StokerError:
+    return ServerUnreachable(
+        f"the answer (HTTP status {reply.status}) is not Stoker's",
+        action="check that the URL is that of a Stoker server",
+    )
