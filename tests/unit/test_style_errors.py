@@ -143,9 +143,7 @@ def test_errors_are_chained() -> None:
         for file, tree in trees()
         for handler in ast.walk(tree)
         if isinstance(handler, ast.ExceptHandler)
-        for raised in ast.walk(handler)
-        if isinstance(raised, ast.Raise)
-        and isinstance(raised.exc, ast.Call)
-        and raised.cause is None
+        for node in ast.walk(handler)
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.cause is None
     ]
     assert not found, "\n".join(found)
