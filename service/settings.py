@@ -31,20 +31,8 @@ except ModuleNotFoundError:
     class IndexSettings: ...
 
 
-try:
-    from stoker.kvcache.settings import KvcacheSettings
-except ModuleNotFoundError:
-
-    @dataclass(frozen=True)
-    class KvcacheSettings: ...
-
-
-try:
-    from stoker.prefetch.settings import PrefetchSettings
-except ModuleNotFoundError:
-
-    @dataclass(frozen=True)
-    class PrefetchSettings: ...
+from stoker.kvcache.settings import KvcacheSettings
+from stoker.prefetch.settings import PrefetchSettings
 
 
 def is_loopback(host: str) -> bool:
@@ -155,13 +143,6 @@ class ServiceSettings:
             "nothing, all loads everything that fits"
         },
     )
-    warm_budget_ratio: float = dataclasses.field(
-        default=0.2,
-        metadata={
-            "help": "share of the index's bytes that an automatic warm-up may read; 0.2 "
-            "holds what a skewed hour asks for"
-        },
-    )
     warm_deadline_s: float = dataclasses.field(
         default=60.0,
         metadata={
@@ -175,10 +156,6 @@ class ServiceSettings:
             "help": "embedding model for text: a local folder, a hub name, or 'bundled' for "
             "the packaged one; empty turns text search off, since a model is an extra"
         },
-    )
-    reuse_enabled: bool = dataclasses.field(
-        default=False,
-        metadata={"help": "semantic lookup reuse; off until the operator accepts its error rate"},
     )
     event_log: Literal["embedded", "kafka"] = dataclasses.field(
         default="embedded",
@@ -245,10 +222,6 @@ class ServiceSettings:
         if not 0 <= self.search_threads <= 256:
             raise ConfigError(
                 f"service.search_threads is {self.search_threads}; it must lie in 0..256"
-            )
-        if not 0 < self.warm_budget_ratio <= 1:
-            raise ConfigError(
-                f"service.warm_budget_ratio is {self.warm_budget_ratio}; it must lie in (0, 1]"
             )
         if self.deadline_ms_default > self.deadline_ms_max:
             raise ConfigError(
@@ -413,7 +386,13 @@ def load_config(
     for room, room_class in _room_classes().items():
         prefix = f"{room}."
         given = {k.removeprefix(prefix): v for k, v in values.items() if k.startswith(prefix)}
-        rooms[room] = room_class(**given)
+        try:
+            rooms[room] = room_class(**given)
+        except ConfigError as error:
+            text = str(error)
+            if text.startswith(prefix):
+                raise
+            raise ConfigError(f"{prefix}{text}") from error
     return LoadedConfig(StokerConfig(**rooms), origins)
 
 

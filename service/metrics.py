@@ -1,0 +1,183 @@
+"""Every metric of the service, in one place, with one registry per server.
+
+Names are `stoker_<room>_<noun>_<unit>[_total]` in base units, and every label comes from a closed
+set: a tenant, an id or a text is never a label. `service/README.md` documents them, and a test
+compares the two.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+    generate_latest,
+)
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+# From a warm in-memory search to a cold one on a slow volume.
+_SECONDS = (
+    0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0,
+)  # fmt: skip
+_PAGES = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000)
+
+
+class Metrics:
+    """The instruments. Safe to use from several threads."""
+
+    def __init__(self) -> None:
+        registry = CollectorRegistry(auto_describe=True)
+        self.registry = registry
+        ProcessCollector(registry=registry)
+        PlatformCollector(registry=registry)
+
+        self.requests = Counter(
+            "stoker_service_requests_total",
+            "HTTP requests answered, by path template, method and status",
+            ("route", "method", "status"),
+            registry=registry,
+        )
+        self.request_seconds = Histogram(
+            "stoker_service_request_seconds",
+            "Time from a request's first line to its answer, by path template",
+            ("route",),
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.refused = Counter(
+            "stoker_service_refused_requests_total",
+            "Requests refused by reason: the problem kind of the answer",
+            ("reason",),
+            registry=registry,
+        )
+        self.pending = Gauge(
+            "stoker_service_pending_requests",
+            "Requests that run or wait for a thread, by lane",
+            ("lane",),
+            registry=registry,
+        )
+        self.ready = Gauge(
+            "stoker_service_ready_state", "1 when /readyz is open, else 0", registry=registry
+        )
+        self.search_seconds = Histogram(
+            "stoker_index_search_seconds",
+            "Time of the index search alone, without waiting and embedding",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.search_pages = Histogram(
+            "stoker_index_search_pages",
+            "Pages that one search read from storage; 0 when all was resident",
+            buckets=_PAGES,
+            registry=registry,
+        )
+        self.read_bytes = Counter(
+            "stoker_index_read_bytes_total",
+            "Bytes that searches read from storage on demand",
+            registry=registry,
+        )
+        self.embed_seconds = Histogram(
+            "stoker_service_embed_seconds",
+            "Time to embed a query's text",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.resident_bytes = Gauge(
+            "stoker_index_resident_bytes",
+            "Bytes of the index resident in the page pool, by kind of page",
+            ("kind",),
+            registry=registry,
+        )
+        self.size_bytes = Gauge(
+            "stoker_index_size_bytes",
+            "Bytes of the index on storage, by kind of page",
+            ("kind",),
+            registry=registry,
+        )
+        self.documents = Gauge(
+            "stoker_index_live_documents", "Documents that a search can find", registry=registry
+        )
+        self.generation = Gauge(
+            "stoker_index_generation_number", "The generation that answers", registry=registry
+        )
+        self.written = Counter(
+            "stoker_index_written_documents_total",
+            "Documents written durably, by operation: upsert, delete",
+            ("operation",),
+            registry=registry,
+        )
+        self.reuse = Counter(
+            "stoker_kvcache_lookup_decisions_total",
+            "Semantic lookup reuse decisions: reused, searched, off",
+            ("decision",),
+            registry=registry,
+        )
+        self.events_accepted = Counter(
+            "stoker_service_accepted_events_total",
+            "Events of clients made durable in the log",
+            registry=registry,
+        )
+        self.events_published = Counter(
+            "stoker_service_published_events_total",
+            "Events of answered searches written to the log",
+            registry=registry,
+        )
+        self.events_dropped = Counter(
+            "stoker_service_dropped_events_total",
+            "Events of answered searches dropped because the queue was full or the log was away",
+            registry=registry,
+        )
+        self.event_lag = Gauge(
+            "stoker_prefetch_lag_events",
+            "Events in the log that the heat does not hold yet",
+            registry=registry,
+        )
+        self.events_applied = Counter(
+            "stoker_prefetch_applied_events_total",
+            "Events that the heat has taken in",
+            registry=registry,
+        )
+        self.dead_letters = Counter(
+            "stoker_prefetch_dead_letters_total",
+            "Events refused by the schema and put aside with the reason",
+            registry=registry,
+        )
+        self.heat_keys = Gauge(
+            "stoker_prefetch_heat_keys", "Content keys that have heat", registry=registry
+        )
+        self.warm_seconds = Gauge(
+            "stoker_prefetch_warm_seconds", "Duration of the last warm-up", registry=registry
+        )
+        self.loaded_bytes = Counter(
+            "stoker_prefetch_loaded_bytes_total",
+            "Bytes read by warm-ups, by the tier that they went to",
+            ("tier",),
+            registry=registry,
+        )
+        self.predicted_hit_ratio = Gauge(
+            "stoker_prefetch_predicted_hit_ratio",
+            "Hit ratio that the last warm-up predicted",
+            registry=registry,
+        )
+        self.measured_hit_ratio = Gauge(
+            "stoker_prefetch_measured_hit_ratio",
+            "Hit ratio that the first searches after the last warm-up saw; -1 until measured",
+            registry=registry,
+        )
+        self.measured_hit_ratio.set(-1)
+
+    def page(self) -> bytes:
+        """Return the metrics in Prometheus' text form."""
+        return generate_latest(self.registry)
+
+    def names(self) -> set[str]:
+        """Return the name of every metric of ours, as Prometheus shows it."""
+        names = set()
+        for metric in self.registry.collect():
+            if metric.name.startswith("stoker_"):
+                names.add(metric.name + ("_total" if metric.type == "counter" else ""))
+        return names
