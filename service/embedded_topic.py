@@ -1,0 +1,508 @@
+"""One topic of the embedded log: an SQLite file, its appends, retention and compaction.
+
+See `service.embedded_log` for what it is part of and why it is SQLite.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import math
+import os
+import sqlite3
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from stoker.errors import ConfigError, CorruptError
+from stoker.service.streams import LogFull, LogUnavailable, RecordTooLarge, TopicSpec
+
+log = structlog.get_logger(__name__)
+
+FORMAT_VERSION: Final = 1
+_APPLICATION_ID: Final = 0x53544B4C  # "STKL": tells our files from other SQLite files
+# A record's row id is (partition << 40) | offset: one b-tree serves all partitions, and reading a
+# partition is a range scan of it.
+OFFSET_BITS: Final = 40
+OFFSET_MASK: Final = (1 << OFFSET_BITS) - 1
+_RETENTION_ROWS: Final = 4096  # looked at per step, so that one append never pays for a whole day
+
+_SCHEMA: Final = """
+CREATE TABLE IF NOT EXISTS spec (id INTEGER PRIMARY KEY CHECK (id = 0), json TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS records (
+    id INTEGER PRIMARY KEY, time_s REAL NOT NULL, key BLOB NOT NULL, value BLOB);
+CREATE TABLE IF NOT EXISTS partitions (
+    partition INTEGER PRIMARY KEY, first INTEGER NOT NULL, next INTEGER NOT NULL,
+    bytes INTEGER NOT NULL, compacted_bytes INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS members (
+    grp TEXT NOT NULL, member TEXT NOT NULL, lease_until_s REAL NOT NULL, lease_s REAL NOT NULL,
+    PRIMARY KEY (grp, member)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS claims (
+    grp TEXT NOT NULL, partition INTEGER NOT NULL, member TEXT NOT NULL,
+    PRIMARY KEY (grp, partition)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS commits (
+    grp TEXT NOT NULL, partition INTEGER NOT NULL, next INTEGER NOT NULL,
+    PRIMARY KEY (grp, partition)) WITHOUT ROWID;
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class EmbeddedOptions:
+    """How an embedded log behaves in this process.
+
+    Attributes:
+        bytes_max: Bound on the bytes of records in one topic, refused beyond (`LogFull`); None
+            leaves the bound to each topic's retention.
+        busy_timeout_s: How long a write may wait for another process's.
+        lease_s: A group's member that was not heard of for so long loses its partitions.
+        heartbeat_s: How often a consumer renews its lease and looks for a rebalance.
+        retention_check_s: How often appending looks for records that are too old.
+        clock: Unix seconds, for records' times and their age.
+        monotonic: Seconds that only grow, shared by all processes of this machine, for leases.
+    """
+
+    bytes_max: int | None = None
+    busy_timeout_s: float = 10.0
+    lease_s: float = 15.0
+    heartbeat_s: float = 1.0
+    retention_check_s: float = 60.0
+    clock: Callable[[], float] = time.time
+    monotonic: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        if self.heartbeat_s * 3 > self.lease_s:
+            raise ConfigError(
+                f"lease_s {self.lease_s} must be at least three times heartbeat_s "
+                f"{self.heartbeat_s}, or one late heartbeat costs a member its partitions"
+            )
+
+
+class EmbeddedTopic:
+    """One topic's file: appends with group commit, retention and compaction.
+
+    Invariants (`check`): per partition `first <= next`; every record's offset lies in
+    [first, next); `bytes` is the sum over the partition's records.
+    """
+
+    def __init__(self, name: str, path: Path, options: EmbeddedOptions) -> None:
+        self.name = name
+        self.path = path
+        self.options = options
+        with translated(path):
+            self._writer = _connect(path, options.busy_timeout_s)
+            try:
+                _check_format(self._writer, path)
+                self.spec = _read_spec(self._writer, path)
+            except BaseException:
+                self._writer.close()
+                raise
+        self._write_lock = threading.Lock()
+        self._pending_lock = threading.Lock()
+        self._pending: list[_Ticket] = []
+        self._retention_due_s = options.monotonic() + options.retention_check_s
+        # Wakes this process's waiting consumers; those of other processes look again by time.
+        self.appended = threading.Condition()
+
+    def open_reader(self) -> sqlite3.Connection:
+        """Open a connection of the caller's own; a consumer has one."""
+        with translated(self.path):
+            return _connect(self.path, self.options.busy_timeout_s)
+
+    def partition_of(self, key: bytes) -> int:
+        """Return the partition that `key` always goes to."""
+        return zlib.crc32(key) % self.spec.partition_count
+
+    def append(self, entries: Sequence[tuple[bytes, bytes | None]]) -> None:
+        """Append and sync. Callers that arrive while another one syncs share the next sync."""
+        if not entries:
+            return
+        bound = self.spec.record_bytes_max
+        for _, value in entries:
+            if value is not None and len(value) > bound:
+                raise RecordTooLarge(
+                    f"record for topic {self.name}: expected at most {bound} bytes, "
+                    f"found {len(value)}"
+                )
+        ticket = _Ticket(entries)
+        with self._pending_lock:
+            self._pending.append(ticket)
+        with self._write_lock:
+            if not ticket.done:
+                with self._pending_lock:
+                    tickets, self._pending = self._pending, []
+                self._write(tickets)
+        if ticket.error is not None:
+            raise ticket.error
+        with self.appended:
+            self.appended.notify_all()
+
+    def _write(self, tickets: list[_Ticket]) -> None:
+        failure: Exception | None = None
+        try:
+            with translated(self.path), transaction(self._writer):
+                self._insert([entry for ticket in tickets for entry in ticket.entries])
+        except (LogUnavailable, LogFull, CorruptError) as error:
+            failure = error
+        finally:
+            for ticket in tickets:
+                ticket.done = True
+                ticket.error = failure
+
+    def _insert(self, entries: list[tuple[bytes, bytes | None]]) -> None:
+        state = self._partition_rows(self._writer)
+        time_s = self.options.clock()
+        rows = []
+        for key, value in entries:
+            row = state[self.partition_of(key)]
+            rows.append(((row[0] << OFFSET_BITS) | row[2], time_s, key, value))
+            row[2] += 1
+            row[3] += len(key) + (0 if value is None else len(value))
+        bytes_max = self.options.bytes_max
+        if bytes_max is not None and (total := sum(row[3] for row in state.values())) > bytes_max:
+            raise LogFull(f"topic {self.name}: expected at most {bytes_max} bytes, found {total}")
+        self._writer.executemany("INSERT INTO records VALUES (?, ?, ?, ?)", rows)
+        self._writer.executemany(
+            "UPDATE partitions SET next = ?, bytes = ? WHERE partition = ?",
+            [(row[2], row[3], row[0]) for row in state.values()],
+        )
+        retention_bytes = self.spec.retention_bytes
+        too_big = retention_bytes is not None and any(
+            row[3] > retention_bytes for row in state.values()
+        )
+        now_s = self.options.monotonic()
+        if too_big or now_s >= self._retention_due_s:
+            self._retention_due_s = now_s + self.options.retention_check_s
+            self._retain(self._writer)
+            self._compact(self._writer, dirty_ratio_min=0.5)
+
+    def enforce_retention(self) -> None:
+        """Remove what is too old or too much now, instead of with a later append."""
+        with self._write_lock, translated(self.path), transaction(self._writer):
+            self._retain(self._writer)
+
+    def compact(self) -> None:
+        """Keep only the newest record of each key now, instead of when half is dirty."""
+        with self._write_lock, translated(self.path), transaction(self._writer):
+            self._compact(self._writer, dirty_ratio_min=0.0)
+
+    def trim(self, partition: int, offset: int) -> None:
+        """Remove the records below `offset`; for a reader that alone owns the topic."""
+        with self._write_lock, translated(self.path), transaction(self._writer):
+            self._delete_below(self._writer, partition, offset)
+
+    def offsets(self) -> dict[int, tuple[int, int]]:
+        """Return per partition (oldest, next) offset."""
+        with self._write_lock, translated(self.path):
+            return {p: (row[1], row[2]) for p, row in self._partition_rows(self._writer).items()}
+
+    def bytes_stored(self) -> int:
+        """Return the bytes of keys and values in the topic."""
+        with self._write_lock, translated(self.path):
+            return sum(row[3] for row in self._partition_rows(self._writer).values())
+
+    def committed(self, group: str) -> dict[int, int]:
+        """Return the group's committed offsets, by partition."""
+        with self._write_lock, translated(self.path):
+            rows = self._writer.execute(
+                "SELECT partition, next FROM commits WHERE grp = ?", (group,)
+            ).fetchall()
+        return dict(rows)
+
+    def check(self) -> None:
+        """Raise CorruptError on the first broken invariant."""
+        with self._write_lock, translated(self.path):
+            verdict = self._writer.execute("PRAGMA integrity_check").fetchone()[0]
+            if verdict != "ok":
+                raise CorruptError(f"{self.path}: {verdict}")
+            for partition, row in self._partition_rows(self._writer).items():
+                low = partition << OFFSET_BITS
+                count, least, most, size = self._writer.execute(
+                    "SELECT count(*), min(id), max(id), "
+                    "coalesce(sum(length(key) + coalesce(length(value), 0)), 0) "
+                    "FROM records WHERE id >= ? AND id <= ?",
+                    (low, low | OFFSET_MASK),
+                ).fetchone()
+                first, following = row[1], row[2]
+                if not 0 <= first <= following:
+                    raise CorruptError(f"{self.path}: partition {partition}: {first} > {following}")
+                if count and not (low | first) <= least <= most < (low | following):
+                    raise CorruptError(
+                        f"{self.path}: partition {partition}: records {least & OFFSET_MASK} to "
+                        f"{most & OFFSET_MASK} outside [{first}, {following})"
+                    )
+                if size != row[3]:
+                    raise CorruptError(
+                        f"{self.path}: partition {partition}: counted {row[3]} bytes, found {size}"
+                    )
+
+    def close(self) -> None:
+        """Close the writing connection."""
+        with self._write_lock:
+            self._writer.close()
+
+    @staticmethod
+    def _partition_rows(connection: sqlite3.Connection) -> dict[int, list[int]]:
+        rows = connection.execute("SELECT * FROM partitions").fetchall()
+        return {row[0]: list(row) for row in rows}
+
+    def _retain(self, connection: sqlite3.Connection) -> None:
+        # Another process may have changed the retention; the partitions never change.
+        self.spec = spec = _read_spec(connection, self.path)
+        if spec.compacted:
+            return
+        for partition, row in self._partition_rows(connection).items():
+            if spec.retention_s is not None:
+                oldest_s = self.options.clock() - spec.retention_s
+                self._drop_front(connection, partition, older_than_s=oldest_s)
+            if spec.retention_bytes is not None:
+                excess = self._partition_rows(connection)[partition][3] - spec.retention_bytes
+                self._drop_front(connection, partition, excess_bytes=excess)
+            first = self._partition_rows(connection)[partition][1]
+            if first > row[1]:
+                log.info(
+                    "service.log_trimmed",
+                    topic=self.name,
+                    partition=partition,
+                    records=first - row[1],
+                )
+
+    def _drop_front(
+        self,
+        connection: sqlite3.Connection,
+        partition: int,
+        *,
+        older_than_s: float = -math.inf,
+        excess_bytes: int = 0,
+    ) -> None:
+        """Remove records from the oldest on, while too old or until `excess_bytes` are gone."""
+        freed = 0
+        while True:
+            first, following = self._partition_rows(connection)[partition][1:3]
+            low = partition << OFFSET_BITS
+            rows = connection.execute(
+                "SELECT id, time_s, length(key) + coalesce(length(value), 0) FROM records "
+                "WHERE id >= ? AND id < ? ORDER BY id LIMIT ?",
+                (low | first, low | following, _RETENTION_ROWS),
+            ).fetchall()
+            cut: int | None = None
+            for record_id, time_s, size in rows:
+                if time_s >= older_than_s and freed >= excess_bytes:
+                    break
+                freed += size
+                cut = (record_id & OFFSET_MASK) + 1
+            if cut is None:
+                return
+            self._delete_below(connection, partition, cut)
+            if cut <= (rows[-1][0] & OFFSET_MASK):
+                return
+
+    def _delete_below(self, connection: sqlite3.Connection, partition: int, offset: int) -> None:
+        low = partition << OFFSET_BITS
+        first, following = self._partition_rows(connection)[partition][1:3]
+        offset = min(offset, following)
+        if offset <= first:
+            return
+        (size,) = connection.execute(
+            "SELECT coalesce(sum(length(key) + coalesce(length(value), 0)), 0) FROM records "
+            "WHERE id >= ? AND id < ?",
+            (low | first, low | offset),
+        ).fetchone()
+        connection.execute(
+            "DELETE FROM records WHERE id >= ? AND id < ?", (low | first, low | offset)
+        )
+        connection.execute(
+            "UPDATE partitions SET first = ?, bytes = bytes - ?, "
+            "compacted_bytes = min(compacted_bytes, bytes - ?) WHERE partition = ?",
+            (offset, size, size, partition),
+        )
+
+    def _compact(self, connection: sqlite3.Connection, *, dirty_ratio_min: float) -> None:
+        if not self.spec.compacted:
+            return
+        oldest_s = self.options.clock() - (self.spec.retention_s or 86_400.0)
+        for partition, row in self._partition_rows(connection).items():
+            if not row[3] or (row[3] - row[4]) / row[3] < dirty_ratio_min:
+                continue
+            low = partition << OFFSET_BITS
+            span = (low, low | OFFSET_MASK)
+            connection.execute(
+                "DELETE FROM records WHERE id >= ?1 AND id <= ?2 AND id NOT IN ("
+                "SELECT max(id) FROM records WHERE id >= ?1 AND id <= ?2 GROUP BY key)",
+                span,
+            )
+            # A deletion mark stays as long as the retention, so that slow readers see it too.
+            connection.execute(
+                "DELETE FROM records WHERE id >= ? AND id <= ? AND value IS NULL AND time_s < ?",
+                (*span, oldest_s),
+            )
+            (size,) = connection.execute(
+                "SELECT coalesce(sum(length(key) + coalesce(length(value), 0)), 0) FROM records "
+                "WHERE id >= ? AND id <= ?",
+                span,
+            ).fetchone()
+            connection.execute(
+                "UPDATE partitions SET bytes = ?1, compacted_bytes = ?1 WHERE partition = ?2",
+                (size, partition),
+            )
+
+
+class _Ticket:
+    """One caller's entries, waiting to be written by whoever holds the write lock."""
+
+    __slots__ = ("done", "entries", "error")
+
+    def __init__(self, entries: Sequence[tuple[bytes, bytes | None]]) -> None:
+        self.entries = entries
+        self.done = False
+        self.error: Exception | None = None
+
+
+@contextlib.contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """Run the block as one write: all of it is durable at the end, or none of it happened."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        # COMMIT itself can fail (disk full) and leave the transaction open.
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+@contextlib.contextmanager
+def translated(path: Path) -> Iterator[None]:
+    """Turn SQLite's errors into ours, in one place."""
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        name = getattr(error, "sqlite_errorname", "")
+        if name.startswith("SQLITE_FULL"):
+            raise LogFull(f"{path}: the disk is full") from error
+        if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
+            raise CorruptError(f"{path}: {error}") from error
+        raise LogUnavailable(f"{path}: {error}") from error
+    except OSError as error:
+        raise LogUnavailable(f"{path}: {error.strerror}") from error
+
+
+def _connect(path: Path, busy_timeout_s: float, *, make: bool = False) -> sqlite3.Connection:
+    mode = "rwc" if make else "rw"
+    uri = f"{path.absolute().as_uri()}?mode={mode}"
+    connection = sqlite3.connect(
+        uri,
+        uri=True,
+        isolation_level=None,
+        timeout=busy_timeout_s,
+        check_same_thread=False,
+        cached_statements=64,
+    )
+    try:
+        connection.execute("PRAGMA synchronous=FULL")
+        connection.execute("PRAGMA journal_size_limit=67108864")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _make_tables(connection: sqlite3.Connection, path: Path, spec: TopicSpec) -> None:
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    if version or tables:
+        _check_format(connection, path)
+        stored = _read_spec(connection, path)
+        if stored.partition_count != spec.partition_count:
+            raise ConfigError(
+                f"topic {spec.name} in {path} has {stored.partition_count} partitions, "
+                f"{spec.partition_count} were asked for; the order of a key's events would break: "
+                "set the number that is there, or use another topic"
+            )
+    else:
+        # 8 KiB: several records of a few hundred bytes per page.
+        connection.execute("PRAGMA page_size=8192")
+        connection.execute("PRAGMA journal_mode=WAL")
+    with transaction(connection):
+        for statement in _SCHEMA.split(";"):
+            connection.execute(statement)
+        connection.execute(f"PRAGMA application_id={_APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version={FORMAT_VERSION}")
+        connection.execute(
+            "INSERT OR REPLACE INTO spec VALUES (0, ?)",
+            (json.dumps(spec.__dict__, sort_keys=True),),
+        )
+        connection.executemany(
+            "INSERT OR IGNORE INTO partitions VALUES (?, 0, 0, 0, 0)",
+            [(partition,) for partition in range(spec.partition_count)],
+        )
+
+
+def _check_format(connection: sqlite3.Connection, path: Path) -> None:
+    found = connection.execute("PRAGMA application_id").fetchone()[0]
+    if found != _APPLICATION_ID:
+        raise CorruptError(
+            f"{path}: offset 68: expected a Stoker event log (application id "
+            f"{_APPLICATION_ID:#x}), found {found:#x}"
+        )
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if version != FORMAT_VERSION:
+        raise CorruptError(
+            f"{path}: offset 60: expected event log version {FORMAT_VERSION}, found {version}; "
+            "a newer Stoker wrote it"
+        )
+
+
+def _read_spec(connection: sqlite3.Connection, path: Path) -> TopicSpec:
+    row = connection.execute("SELECT json FROM spec WHERE id = 0").fetchone()
+    if row is None:
+        raise CorruptError(f"{path}: the topic's description is missing")
+    return TopicSpec(**json.loads(row[0]))
+
+
+def make_topic(root: Path, spec: TopicSpec, busy_timeout_s: float) -> None:
+    """Make or update the topic's file, and sync the folder that names it.
+
+    Raises:
+        ConfigError: the topic is there with another number of partitions.
+        LogUnavailable: the folder cannot be written.
+    """
+    path = topic_path(root, spec.name)
+    with translated(path), _folder_lock(root):
+        connection = _connect(path, busy_timeout_s, make=True)
+        try:
+            _make_tables(connection, path, spec)
+        finally:
+            connection.close()
+        _sync_folder(root)
+
+
+def topic_path(root: Path, name: str) -> Path:
+    """Return where the topic's file is."""
+    return root / f"{name}.sqlite"
+
+
+@contextlib.contextmanager
+def _folder_lock(root: Path) -> Iterator[None]:
+    """Let one process at a time make files; SQLite's own locks do not cover a first open."""
+    descriptor = os.open(root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
