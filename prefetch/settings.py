@@ -9,7 +9,7 @@ from typing import Any
 
 from stoker.errors import ConfigError
 
-DECAY_KINDS = ("exponential", "hyperbolic", "logarithmic")
+DECAY_KINDS = ("exponential", "hyperbolic")
 
 
 def _setting(default: Any, help_text: str) -> Any:
@@ -32,10 +32,19 @@ class PrefetchSettings:
     heat_tau_s: float = _setting(
         3600.0, "Time constant of recency: an hour covers one visit and its return. Seconds."
     )
+    heat_jump_s_max: float = _setting(
+        3600.0,
+        "An event further than this ahead of all before it is counted at the newest believed time "
+        "until heat_jump_events of them come in a row: one broken clock must not age everything. "
+        "Seconds.",
+    )
+    heat_jump_events: int = _setting(
+        8, "Events in a row that make a jump of the clock believed, e.g. after a night. Count."
+    )
     heat_decay: str = _setting(
         "hyperbolic",
         "Decay of the frequency: hyperbolic keeps a long tail, which a daily rhythm needs; "
-        "exponential forgets faster; logarithmic is for comparison only.",
+        "exponential forgets faster. (The logarithmic law has no running count.)",
     )
     heat_half_life_s: float = _setting(
         21600.0,
@@ -57,8 +66,14 @@ class PrefetchSettings:
     graph_edges_per_key_max: int = _setting(
         16, "Out-edges kept per key; the weakest goes first. Bounds memory and tick time. Count."
     )
-    graph_window_chunks_max: int = _setting(
-        8, "Chunks of one event that are linked with one another; more add noise. Count."
+    graph_edge_half_life_s: float = _setting(
+        86400.0, "Age at which a co-retrieval or transition counts half: a day. Seconds."
+    )
+    graph_window_chunks: int = _setting(
+        2, "Each chunk of an event is linked with so many that follow it; more costs time. Count."
+    )
+    graph_transition_chunks: int = _setting(
+        3, "First chunks of a session's last turn that are linked to as many of the next. Count."
     )
     graph_sessions_max: int = _setting(
         20_000, "Sessions whose last turn is remembered; the oldest go first. Count."
@@ -91,7 +106,14 @@ class PrefetchSettings:
                 f"heat_weight_frequency + heat_weight_recency + heat_weight_pagerank must be 1, "
                 f"got {total!r}"
             )
-        for name in ("heat_tau_s", "heat_half_life_s", "graph_session_gap_s", "pagerank_tolerance"):
+        for name in (
+            "heat_tau_s",
+            "heat_half_life_s",
+            "heat_jump_s_max",
+            "graph_edge_half_life_s",
+            "graph_session_gap_s",
+            "pagerank_tolerance",
+        ):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0.0):
                 raise ConfigError(f"{name} must be finite and > 0, got {value!r}")
@@ -105,12 +127,17 @@ class PrefetchSettings:
         for name in (
             "heat_keys_max",
             "graph_edges_per_key_max",
-            "graph_window_chunks_max",
+            "graph_window_chunks",
+            "heat_jump_events",
             "graph_sessions_max",
             "plan_round_bytes",
         ):
             if not getattr(self, name) >= 1:
                 raise ConfigError(f"{name} must be >= 1, got {getattr(self, name)!r}")
+        if not self.graph_transition_chunks >= 0:
+            raise ConfigError(
+                f"graph_transition_chunks must be >= 0, got {self.graph_transition_chunks!r}"
+            )
         if not self.heat_result_weight >= 0.0:
             raise ConfigError(f"heat_result_weight must be >= 0, got {self.heat_result_weight!r}")
         if not 0.0 < self.pagerank_damping < 1.0:

@@ -1,0 +1,210 @@
+"""The heat graph: what counts, when it counts, and what survives."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from stoker.errors import InputError
+from stoker.prefetch.events import (
+    DOCUMENT_DELETED,
+    DOCUMENT_UPSERTED,
+    RESULT_USED,
+    SEARCH_PERFORMED,
+    Event,
+)
+from stoker.prefetch.heat import HeatGraph
+from stoker.prefetch.settings import PrefetchSettings
+from stoker.prefetch.snapshot import SnapshotCorrupt
+
+T0 = 1_760_000_000.0
+SMALL = PrefetchSettings(graph_edges_per_key_max=4, graph_sessions_max=5)
+
+
+def event(
+    time_s: float,
+    *chunks: str,
+    kind: str = SEARCH_PERFORMED,
+    tenant: str = "t",
+    session: str | None = None,
+) -> Event:
+    return Event(f"{time_s}-{chunks}", kind, time_s, tenant, session, None, None, chunks, {})
+
+
+def stream(count: int, *, seed: int, step_s: float = 3.0) -> list[Event]:
+    rng = np.random.default_rng(seed)
+    events = []
+    for i in range(count):
+        chunks = tuple(f"c{int(c)}" for c in rng.zipf(1.3, 4) % 200)
+        late = float(rng.exponential(20.0)) if rng.random() < 0.3 else 0.0
+        kind = SEARCH_PERFORMED
+        roll = rng.random()
+        if roll < 0.1:
+            kind, chunks = RESULT_USED, chunks[:1]
+        elif roll < 0.12:
+            kind, chunks = DOCUMENT_DELETED, chunks[:1]
+        events.append(
+            event(
+                T0 + i * step_s - late,
+                *chunks,
+                kind=kind,
+                tenant=f"t{int(rng.integers(2))}",
+                session=f"s{int(rng.integers(9))}",
+            )
+        )
+    return events
+
+
+def test_demand_follows_the_decay_law() -> None:
+    graph = HeatGraph()
+    graph.apply([event(T0, "a"), event(T0 + 3600.0, "b")])
+    now = T0 + 21600.0
+    demand = graph.demand(now)
+    assert demand["t", "a"] == pytest.approx(0.5, rel=0.003)
+    assert demand["t", "b"] == pytest.approx(1 / (1 + 18000 / 21600), rel=0.003)
+
+
+def test_used_results_count_double_and_documents_nothing() -> None:
+    graph = HeatGraph()
+    graph.apply(
+        [
+            event(T0, "a"),
+            event(T0, "b", kind=RESULT_USED),
+            event(T0, "c", kind=DOCUMENT_UPSERTED),
+        ]
+    )
+    demand = graph.demand(T0)
+    assert demand["t", "b"] == pytest.approx(2 * demand["t", "a"])
+    assert ("t", "c") not in demand
+
+
+def test_scores_are_bounded_and_ranked() -> None:
+    graph = HeatGraph()
+    graph.apply([event(T0 + i, "hot", "warm") for i in range(50)] + [event(T0, "cold", "hot")])
+    graph.tick(T0 + 50)
+    scores = graph.scores(T0 + 50)
+    assert all(0.0 <= value <= 1.0 for value in scores.values())
+    assert scores["t", "hot"] > scores["t", "warm"] > scores["t", "cold"]
+    assert scores["t", "hot"] > 0.85
+    told = graph.explain(("t", "hot"), T0 + 50)
+    assert told is not None
+    assert told["leads_to"][0][0] == ("t", "warm")
+    assert graph.explain(("t", "nobody"), T0) is None
+
+
+def test_tenants_are_apart() -> None:
+    graph = HeatGraph()
+    graph.apply([event(T0, "a", tenant="x"), event(T0, "a", tenant="y"), event(T0, "b")])
+    assert set(graph.scores(T0, "x")) == {("x", "a")}
+    assert len(graph.scores(T0)) == 3
+    assert graph.scores(T0, "nobody") == {}
+
+
+def test_late_events_land_in_their_own_time() -> None:
+    events = [event(T0 + 100.0 * i, f"c{i % 7}") for i in range(60)]
+    in_order, shuffled = HeatGraph(), HeatGraph()
+    in_order.apply(events)
+    order = np.random.default_rng(3).permutation(len(events))
+    shuffled.apply([events[59], *(events[i] for i in order if i != 59)])
+    now = T0 + 7000.0
+    assert shuffled.demand(now) == pytest.approx(in_order.demand(now), rel=1e-12)
+    assert shuffled.scores(now).keys() == in_order.scores(now).keys()
+
+
+def test_one_clock_that_runs_ahead_does_no_harm() -> None:
+    good = [event(T0 + i, f"c{i % 5}") for i in range(100)]
+    sane, jumped = HeatGraph(), HeatGraph()
+    sane.apply(good)
+    jumped.apply([*good[:50], event(T0 + 3e8, "bad"), *good[50:]])
+    now = T0 + 100
+    expected = sane.scores(now)
+    got = jumped.scores(now)
+    assert {key: got[key] for key in expected} == pytest.approx(expected, abs=1e-9)
+    assert jumped.watermark_s == T0 + 99
+
+
+def test_a_long_silence_is_believed_after_a_few_events() -> None:
+    graph = HeatGraph()
+    graph.apply([event(T0, "a")])
+    night = T0 + 40_000.0
+    graph.apply([event(night + i, "b") for i in range(8)])
+    assert graph.watermark_s == night + 7
+
+
+def test_arrival_bounds_the_event_time() -> None:
+    graph = HeatGraph()
+    graph.apply([event(T0 + 50.0, "a"), event(T0 + 9e9, "b")], arrived_s=[T0 + 51.0, T0 + 52.0])
+    assert graph.watermark_s == T0 + 52.0
+
+
+def test_a_clock_behind_the_events_is_no_error() -> None:
+    graph = HeatGraph()
+    graph.apply([event(T0, "a")])
+    assert graph.demand(T0 - 1e6) == graph.demand(T0)
+    assert graph.scores(0.0)["t", "a"] == graph.scores(T0)["t", "a"]
+
+
+def test_non_finite_time_is_refused() -> None:
+    with pytest.raises(InputError, match="finite"):
+        HeatGraph().apply([event(float("nan"), "a")])
+
+
+def test_deleted_chunk_is_forgotten_and_may_return() -> None:
+    graph = HeatGraph()
+    graph.apply([event(T0, "a", "b"), event(T0 + 10, "a", kind=DOCUMENT_DELETED)])
+    assert set(graph.demand(T0 + 10)) == {("t", "b")}
+    graph.apply([event(T0 + 5, "a")])  # late: from before the deletion
+    assert set(graph.demand(T0 + 10)) == {("t", "b")}
+    graph.apply([event(T0 + 20, "a")])
+    assert graph.demand(T0 + 20)["t", "a"] == pytest.approx(1.0, rel=0.003)
+
+
+def test_restored_graph_continues_as_if_never_stopped() -> None:
+    events = stream(3000, seed=5)
+    whole = HeatGraph(SMALL)
+    whole.apply(events)
+    whole.tick(T0)
+    rng = np.random.default_rng(6)
+    broken = HeatGraph(SMALL)
+    start = 0
+    while start < len(events):
+        size = int(rng.integers(1, 700))
+        broken.apply(events[start : start + size])
+        start += size
+        broken = HeatGraph.from_snapshot(broken.to_snapshot(), SMALL)
+    broken.tick(T0)
+    broken.check()
+    assert broken.to_snapshot() == whole.to_snapshot()
+
+
+def test_keys_are_bounded_and_the_hot_stay() -> None:
+    config = PrefetchSettings(heat_keys_max=100)
+    graph = HeatGraph(config)
+    events = []
+    for i in range(2000):
+        events.append(event(T0 + i, "hot", f"once{i}", session="s"))
+    graph.apply(events)
+    graph.tick(T0)
+    graph.check()
+    assert graph.key_count <= 100
+    assert max(graph.demand(T0 + 2000).items(), key=lambda item: item[1])[0] == ("t", "hot")
+    assert HeatGraph.from_snapshot(graph.to_snapshot(), config).scores(T0) == graph.scores(T0)
+
+
+def test_damaged_or_foreign_snapshot_is_refused() -> None:
+    graph = HeatGraph(SMALL)
+    graph.apply(stream(50, seed=1))
+    data = graph.to_snapshot()
+    for bad in (b"", data[:-1], data[:40] + b"\xff" + data[41:], b"X" + data[1:]):
+        with pytest.raises(SnapshotCorrupt):
+            HeatGraph.from_snapshot(bad, SMALL)
+    with pytest.raises(SnapshotCorrupt, match="edges per key"):
+        HeatGraph.from_snapshot(data)
+    with pytest.raises(SnapshotCorrupt, match="decay"):
+        HeatGraph.from_snapshot(data, PrefetchSettings(heat_decay="exponential"))
+
+
+def test_empty_graph_has_a_snapshot() -> None:
+    graph = HeatGraph.from_snapshot(HeatGraph().to_snapshot())
+    graph.tick(T0)
+    assert graph.scores(T0) == {}
