@@ -6,8 +6,10 @@
 //   * No lock is held over I/O. Concurrent misses on one page cause one read.
 //   * A frame is reused only when no reader that could have seen its old page is still inside a
 //     ReadGuard, and nobody pins it.
-//   * Demand outranks prefetch: load() keeps at most a bounded number of reads in flight, and
-//     issues no new one while a fetch() waits for the device.
+//   * Demand outranks prefetch: load() keeps a bounded number of bytes in flight, and issues no
+//     new read while a fetch() waits for the device (but for a trickle, so that it ends some day).
+//   * A deadline that passes leaves no read behind that could write to reused memory: the pool
+//     finishes it in the background, and keeps what it brought.
 //
 // Readers on the hot path call peek() inside a ReadGuard: one atomic load, no reference count.
 // Whatever needs I/O goes through fetch(), outside of any guard.
@@ -22,14 +24,14 @@
 #include <string>
 #include <vector>
 
+#include "stoker/page_io.hpp"
+
 namespace stoker {
 
 using StoreId = std::uint32_t;
 using PageNumber = std::uint32_t;
 
 constexpr std::uint32_t kAbsent = 0xFFFFFFFFu;
-
-enum class IoBackend { automatic, io_uring, threads };
 
 enum class PageStatus : std::uint8_t {
   ok,
@@ -45,6 +47,9 @@ struct PoolOptions {
   bool direct = true;                 // O_DIRECT where the file system has it
   unsigned io_threads = 16;           // size of the pool of the `threads` backend
   std::size_t prefetch_inflight_bytes_max = 2u << 20;  // bound on load()'s reads in flight
+  // Under demand without a pause, load() still issues one small read after this long: navigation
+  // data that never arrives would keep the demand going.
+  unsigned prefetch_pause_ms_max = 20;
 };
 
 // One file region made of whole pages. Page p lies at offset_bytes + p * page_bytes.
@@ -59,9 +64,6 @@ struct PageRef {
   StoreId store;
   PageNumber page;
 };
-
-using Clock = std::chrono::steady_clock;
-using Deadline = std::optional<Clock::time_point>;
 
 class PagePool;
 
@@ -160,7 +162,9 @@ class PagePool {
 
     // The page's bytes, or nullptr when it is not resident. Only inside a ReadGuard.
     const std::byte* peek(PageNumber page) const noexcept {
-      const std::uint32_t frame = table[page].load(std::memory_order_acquire);
+      // Sequentially consistent, which costs nothing more here: after the guard announced itself,
+      // either this sees the eviction of the page or the evictor sees the guard.
+      const std::uint32_t frame = table[page].load(std::memory_order_seq_cst);
       return frame == kAbsent ? nullptr : slab + static_cast<std::size_t>(frame) * page_bytes;
     }
     // peek(), and tells the eviction clock that the page is in use.
@@ -168,7 +172,8 @@ class PagePool {
   };
   View view(StoreId store) const noexcept;
 
-  // While one lives, no frame that its thread has seen is reused. Cheap; not re-entrant.
+  // While one lives, no frame that its thread has seen is reused. One atomic exchange; keep it
+  // short, since frames evicted meanwhile are of use to nobody until it ends.
   class ReadGuard {
    public:
     explicit ReadGuard(const PagePool& pool) noexcept;
@@ -208,13 +213,14 @@ class PagePool {
   // Throws std::logic_error naming the first invariant that does not hold. For tests.
   void check() const;
 
+  struct Impl;   // of no use to callers
+
  private:
-  struct Impl;
   std::unique_ptr<Impl> impl_;
 };
 
 inline const std::byte* PagePool::View::touch(PageNumber page) const noexcept {
-  const std::uint32_t frame = table[page].load(std::memory_order_acquire);
+  const std::uint32_t frame = table[page].load(std::memory_order_seq_cst);
   if (frame == kAbsent) return nullptr;
   // Bit 7 is "touched since the hand passed". Read first: a store would bounce the cache line.
   std::atomic<std::uint8_t>& counter = clock[frame];

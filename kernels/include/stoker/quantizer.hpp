@@ -1,0 +1,84 @@
+// Two nested codes per vector: 4 bits a dimension to navigate, 4 more to re-rank.
+//
+// A vector is centred, rotated by a random orthonormal transform (so that every coordinate looks
+// alike whatever the model that made the vectors), and cut into 16 cells per coordinate whose
+// width follows the vector's own length. The second plane cuts each cell into 16 again. Each plane
+// has a correction factor <x,x>/<x,code>, which makes the inner-product estimate unbiased.
+//
+// Source: the corrected estimator is that of RaBitQ (Gao & Long, SIGMOD 2024, arXiv:2405.12497)
+// and its multi-bit extension (Gao et al., arXiv:2409.09913). Ours differs in that the planes are
+// nested (a vector's first plane is readable alone), in the fixed step of 2.7 standard deviations,
+// and in the four times wider outer sub-cells, which keep the tail unclipped.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace stoker {
+
+// A seeded orthonormal transform of `dim` coordinates in O(dim log dim): rounds of random signs
+// and a normalised Walsh-Hadamard transform over the first, then over the last 2^k coordinates.
+class Rotation {
+ public:
+  Rotation(std::size_t dim, std::uint64_t seed);
+  std::size_t dim() const noexcept { return dim_; }
+  void apply(float* vector) const noexcept;   // in place
+
+ private:
+  std::size_t dim_;
+  std::size_t span_;
+  std::vector<float> signs_;   // kRounds * dim
+};
+
+// A navigation record: blocks * 32 code bytes, then f32 correction, then f32 squared length of
+// the centred vector. A refinement record: blocks * 32 code bytes, then f32 correction.
+struct CodeShape {
+  explicit CodeShape(std::size_t dim)
+      : blocks((dim + 63) / 64), code_bytes(blocks * 32),
+        code_record_bytes(code_bytes + 8), refine_record_bytes(code_bytes + 4) {}
+  std::size_t blocks;
+  std::size_t code_bytes;
+  std::size_t code_record_bytes;
+  std::size_t refine_record_bytes;
+};
+
+class Quantizer {
+ public:
+  // `centre` has `dim` values and is subtracted before the rotation.
+  Quantizer(std::size_t dim, std::uint64_t seed, const float* centre);
+
+  std::size_t dim() const noexcept { return dim_; }
+  const CodeShape& shape() const noexcept { return shape_; }
+  const std::vector<float>& centre() const noexcept { return centre_; }
+  const Rotation& rotation() const noexcept { return rotation_; }
+
+  // Encodes `count` vectors (row-major, `dim` floats each) into records of both planes.
+  void encode(const float* vectors, std::size_t count, std::uint8_t* codes,
+              std::uint8_t* refines) const;
+
+ private:
+  std::size_t dim_;
+  CodeShape shape_;
+  std::vector<float> centre_;
+  Rotation rotation_;
+};
+
+// A query, prepared once: rotated, and rounded to 8 bits for the walk and 14 for the re-rank.
+struct PreparedQuery {
+  std::vector<float> original;       // dim
+  std::vector<float> rotated;        // scratch
+  std::vector<std::int8_t> q8;       // blocks * 64
+  std::vector<std::int16_t> q16;     // blocks * 64
+  float scale8 = 0;                  // rotated ~ q8 * scale8
+  float scale16 = 0;
+  std::int32_t sum8 = 0;             // of q8
+  float length = 0;                  // of the rotated vector
+  float constant = 0;                // ip: <q, centre>; l2: |q - centre|^2
+};
+
+// `centred`: subtract the centre from the query too (l2), or not (inner product).
+void prepare_query(const Quantizer& quantizer, const float* query, bool centred,
+                   PreparedQuery& out);
+
+}  // namespace stoker

@@ -1,0 +1,162 @@
+// How a sealed segment's records lie in pages, and the searcher that walks them.
+//
+// Rows are the sealed order. Nodes of higher levels come first, so the nodes of level l are exactly
+// the rows below levels[l].count, and one number addresses a node in every store.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "stoker/page_pool.hpp"
+#include "stoker/quantizer.hpp"
+#include "stoker/simd.hpp"
+
+namespace stoker {
+
+enum class Metric : std::uint8_t { inner_product, l2 };   // cosine is inner product of unit vectors
+
+constexpr std::uint32_t kNoRow = 0xFFFFFFFFu;
+
+// Division of 32-bit numbers by a constant, as one multiplication.
+class Divisor {
+ public:
+  explicit Divisor(std::uint32_t by = 1) : by_(by), inverse_(~std::uint64_t{0} / by + 1) {}
+  std::uint32_t value() const noexcept { return by_; }
+  std::uint32_t quotient(std::uint32_t n) const noexcept {
+    if (by_ == 1) return n;   // the inverse of 1 does not fit
+    __extension__ using Wide = unsigned __int128;
+    return static_cast<std::uint32_t>((static_cast<Wide>(n) * inverse_) >> 64);
+  }
+
+ private:
+  std::uint32_t by_;
+  std::uint64_t inverse_;
+};
+
+// One level's links: records of u16 degree and `m` packed ids of `id_bits` bits, little-endian.
+// A page holds per_page records and at least 8 bytes of padding behind the last.
+struct LinkLevel {
+  std::uint32_t count = 0;
+  std::uint32_t m = 0;
+  std::uint32_t id_bits = 0;
+  std::uint32_t record_bytes = 0;
+  Divisor per_page;
+  PageNumber first_page = 0;
+
+  PageNumber page_of(std::uint32_t row) const noexcept {
+    return first_page + per_page.quotient(row);
+  }
+  std::size_t offset_of(std::uint32_t row) const noexcept {
+    return static_cast<std::size_t>(row - per_page.quotient(row) * per_page.value()) *
+           record_bytes;
+  }
+};
+
+// Records that do not cross pages.
+struct RecordStore {
+  StoreId store = 0;
+  std::uint32_t record_bytes = 0;
+  Divisor per_page;
+
+  PageNumber page_of(std::uint32_t row) const noexcept { return per_page.quotient(row); }
+  std::size_t offset_of(std::uint32_t row) const noexcept {
+    return static_cast<std::size_t>(row - per_page.quotient(row) * per_page.value()) *
+           record_bytes;
+  }
+};
+
+// Full vectors: a dense stream of records, cut into pages wherever it falls.
+struct VectorStore {
+  StoreId store = 0;
+  std::uint32_t record_bytes = 0;
+  bool half = false;   // float16 instead of float32
+};
+
+struct SegmentLayout {
+  std::uint32_t dim = 0;
+  std::uint32_t count = 0;
+  Metric metric = Metric::inner_product;
+  std::uint32_t entry_row = 0;
+  StoreId links = 0;
+  std::vector<LinkLevel> levels;   // [0] is the bottom
+  RecordStore codes;
+  RecordStore refine;
+  VectorStore vectors;
+  // Standard deviation of the estimate's error over |q||x - centre|, per plane, measured when
+  // the segment was sealed.
+  float code_error = 0;
+  float refine_error = 0;
+};
+
+struct SearchParams {
+  std::uint32_t k = 10;
+  std::uint32_t ef = 64;
+  // Expected share of the true k among the answer, given that the walk has found them; the
+  // re-rank reads pages from the device until the estimate reaches it.
+  float rerank_target = 0.98f;
+  std::uint32_t rerank_reads_max = 20;
+  bool read_vectors = false;        // re-rank what is contested on exact vectors, reading them
+  bool resident_only = false;       // read nothing at all
+  std::uint32_t beam = 4;           // nodes expanded ahead while reads are gathered
+  Deadline deadline;                // past it, the answer is made of what is resident
+  const std::uint8_t* allow = nullptr;   // packed bits over rows, little-endian; nullptr = all
+  std::uint64_t allow_count = 0;
+};
+
+struct QueryStats {
+  float expected_recall = 1;        // of the re-rank, by the error model
+  std::uint32_t expanded = 0;       // nodes whose links were followed on level 0
+  std::uint32_t evaluated = 0;      // codes compared
+  std::uint32_t skipped = 0;        // nodes that the walk wanted and could not have
+  std::uint32_t exact = 0;          // of the k answers, how many are scored by exact vectors
+  std::uint32_t refined = 0;        // of the k answers, how many are scored by both planes
+  std::uint32_t damaged = 0;        // records on pages that failed their checksum
+  std::uint32_t rounds = 0;         // rounds of device reads
+  std::uint64_t pages_read = 0;
+  std::uint64_t bytes_read = 0;
+  bool deadline_hit = false;
+  bool scanned = false;             // answered by a scan of the allowed rows, without a walk
+};
+
+class Searcher {
+ public:
+  Searcher(PagePool& pool, const SegmentLayout& layout, const Quantizer& quantizer);
+  ~Searcher();
+  Searcher(const Searcher&) = delete;
+  Searcher& operator=(const Searcher&) = delete;
+
+  const SegmentLayout& layout() const noexcept { return layout_; }
+
+  // `query`: dim floats, finite. Writes k rows (kNoRow where there are fewer) and scores: the
+  // inner product (falling), or the squared distance (rising). Thread-safe.
+  QueryStats search(const float* query, const SearchParams& params, std::uint32_t* rows,
+                    float* scores);
+
+  // Copies the exact vectors of `rows` as float32, reading pages as needed. Returns how many
+  // could not be had; their output is not-a-number.
+  std::size_t vectors(const std::uint32_t* rows, std::size_t count, float* out);
+
+  // The errors of both planes' estimates for given (query, row) pairs, over |q||x - centre|.
+  // For calibration; everything must be resident.
+  void estimate_errors(const float* query, const std::uint32_t* rows, std::size_t count,
+                       float* code_error, float* refine_error);
+
+ private:
+  friend class Walk;
+  struct Scratch;
+  std::unique_ptr<Scratch> take_scratch();
+  void give_scratch(std::unique_ptr<Scratch> scratch);
+
+  PagePool& pool_;
+  SegmentLayout layout_;
+  const Quantizer& quantizer_;
+  const Kernels& kernels_;
+  std::mutex scratch_mutex_;
+  std::vector<std::unique_ptr<Scratch>> scratch_;   // bounded by the number of concurrent searches
+};
+
+}  // namespace stoker

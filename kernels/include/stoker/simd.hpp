@@ -1,0 +1,55 @@
+// Distance kernels, one table per instruction set, chosen once at run time.
+//
+// Codes are blocks of 64 dimensions in 32 bytes: the low nibble of byte j is dimension j of the
+// block, the high nibble dimension 32 + j. Queries are laid out in dimension order. Integer
+// kernels give the same bits on every instruction set; the portable table is the reference.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace stoker {
+
+constexpr std::size_t kBlockDims = 64;
+constexpr std::size_t kBlockBytes = 32;
+
+struct Kernels {
+  const char* name;
+
+  // out[i] = sum over dimensions of q8 * nibble(codes[i]); nibbles 0 ... 15, q8 -127 ... 127.
+  void (*dot_code4)(const std::int8_t* q8, std::size_t blocks, const std::uint8_t* const* codes,
+                    std::size_t count, std::int32_t* out);
+
+  // Sum over dimensions of q16 * value(high nibble, low nibble), |q16| <= 8191. See refine_value().
+  std::int64_t (*dot_code8)(const std::int16_t* q16, std::size_t blocks, const std::uint8_t* high,
+                            const std::uint8_t* low);
+
+  float (*dot_f32)(const float* a, const float* b, std::size_t dim);
+  float (*l2_f32)(const float* a, const float* b, std::size_t dim);
+  // b holds IEEE 754 half floats.
+  float (*dot_f16)(const float* a, const std::uint16_t* b, std::size_t dim);
+  float (*l2_f16)(const float* a, const std::uint16_t* b, std::size_t dim);
+};
+
+// The reconstruction level of a refined code, in 1/32 of the 4-bit step. The two outermost cells
+// of the 4-bit code are unbounded; their sub-cells are four times as wide, so that a 4-bit step
+// chosen for the bulk of the distribution does not clip its tail.
+constexpr int refine_value(int high, int low) {
+  if (high == 15) return 228 + 8 * low;
+  if (high == 0) return -228 - 8 * low;
+  return 32 * (high - 8) + 2 * low + 1;
+}
+
+const Kernels& portable_kernels();
+const Kernels* avx2_kernels();     // nullptr where the build or the processor lacks it
+const Kernels* avx512_kernels();
+const Kernels* neon_kernels();
+
+// The best table for this processor. STOKER_SIMD=portable|avx2|avx512|neon overrides it, and an
+// unavailable name falls back to the best one.
+const Kernels& kernels();
+
+float half_to_float(std::uint16_t half);
+std::uint16_t float_to_half(float value);   // round to nearest even
+
+}  // namespace stoker

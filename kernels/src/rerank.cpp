@@ -1,0 +1,277 @@
+// From candidates to an answer: upgrade what is resident, estimate what is still in doubt, and
+// read from the device only what can change the answer.
+#include <algorithm>
+#include <cmath>
+
+#include "walk.hpp"
+
+namespace stoker {
+namespace {
+
+// Candidates further than this many standard deviations behind the k-th cannot come into the
+// answer in any way that the expected recall would notice.
+constexpr float kDoubtSigmas = 3.5f;
+
+inline float read_f32(const std::uint8_t* p) {
+  float value;
+  std::memcpy(&value, p, 4);
+  return value;
+}
+
+// Probability that a standard normal variable exceeds `z`.
+double upper_tail(double z) { return 0.5 * std::erfc(z * 0.70710678118654752); }
+
+bool nearer(const Candidate& a, const Candidate& b) {
+  return a.distance < b.distance || (a.distance == b.distance && a.row < b.row);
+}
+
+}  // namespace
+
+void Walk::refine(Candidate& candidate, const std::uint8_t* high, const std::uint8_t* low) const {
+  const std::int64_t dot =
+      searcher_.kernels_.dot_code8(s_.query.q16.data(), blocks_, high, low);
+  const float correction = read_f32(low + code_bytes_);
+  const float length2 = read_f32(high + code_bytes_ + 4);
+  const float product = static_cast<float>(dot) * s_.query.scale16 * correction;
+  candidate.distance = dot_factor_ * product + l2_factor_ * length2;
+  candidate.sigma =
+      -dot_factor_ * layout_.refine_error * s_.query.length * std::sqrt(length2);
+  candidate.grade = Grade::refined;
+}
+
+void Walk::make_exact(Candidate& candidate, const std::byte* vector) const {
+  const Kernels& k = searcher_.kernels_;
+  const float* q = s_.query.original.data();
+  const std::size_t dim = layout_.dim;
+  if (layout_.metric == Metric::l2) {
+    const float d = layout_.vectors.half
+                        ? k.l2_f16(q, reinterpret_cast<const std::uint16_t*>(vector), dim)
+                        : k.l2_f32(q, reinterpret_cast<const float*>(vector), dim);
+    candidate.distance = d - s_.query.constant;
+  } else {
+    const float d = layout_.vectors.half
+                        ? k.dot_f16(q, reinterpret_cast<const std::uint16_t*>(vector), dim)
+                        : k.dot_f32(q, reinterpret_cast<const float*>(vector), dim);
+    candidate.distance = -(d - s_.query.constant);
+  }
+  candidate.sigma = 0;
+  candidate.grade = Grade::exact;
+}
+
+// Inside a ReadGuard. Takes the best form of the candidate that is resident.
+void Walk::upgrade_resident(Candidate& candidate) {
+  if (candidate.grade == Grade::exact) return;
+  const std::size_t page_bytes = vectors_.page_bytes;
+  const std::size_t record = layout_.vectors.record_bytes;
+  const std::uint64_t start = static_cast<std::uint64_t>(candidate.row) * record;
+  const auto first = static_cast<PageNumber>(start / page_bytes);
+  const auto last = static_cast<PageNumber>((start + record - 1) / page_bytes);
+  const std::size_t offset = start % page_bytes;
+  if (const std::byte* page = vectors_.touch(first)) {
+    if (first == last) {
+      make_exact(candidate, page + offset);
+      return;
+    }
+    s_.vector.resize((record + 3) / 4);
+    auto* out = reinterpret_cast<std::byte*>(s_.vector.data());
+    std::size_t done = page_bytes - offset;
+    std::memcpy(out, page + offset, done);
+    PageNumber next = first + 1;
+    for (; next <= last; ++next) {
+      const std::byte* more = vectors_.touch(next);
+      if (more == nullptr) break;
+      const std::size_t part = std::min(page_bytes, record - done);
+      std::memcpy(out + done, more, part);
+      done += part;
+    }
+    if (next > last) {
+      make_exact(candidate, out);
+      return;
+    }
+  }
+  if (candidate.grade == Grade::refined) return;
+  const std::byte* low = refine_.touch(layout_.refine.page_of(candidate.row));
+  if (low == nullptr) return;
+  const std::byte* high = codes_.peek(layout_.codes.page_of(candidate.row));
+  if (high == nullptr) return;
+  refine(candidate,
+         reinterpret_cast<const std::uint8_t*>(high + layout_.codes.offset_of(candidate.row)),
+         reinterpret_cast<const std::uint8_t*>(low + layout_.refine.offset_of(candidate.row)));
+}
+
+// The expected number of wrong members among the k nearest of the first `count` candidates, which
+// are sorted. Each error is taken as normal and independent; the border between members and
+// others lies half-way between the k-th and the next. Fills s_.doubt with each one's share.
+double Walk::expected_loss(const std::vector<Candidate>& list, std::size_t count, std::size_t k) {
+  s_.doubt.assign(count, 0.0);
+  if (count <= k) return 0;
+  const double border = 0.5 * (static_cast<double>(list[k - 1].distance) +
+                               static_cast<double>(list[k].distance));
+  double out = 0;
+  double in = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    const double sigma = list[i].sigma;
+    if (sigma <= 0) continue;
+    const double tail = upper_tail(std::fabs(list[i].distance - border) / sigma);
+    s_.doubt[i] = tail;
+    (i < k ? out : in) += tail;
+  }
+  return std::max(out, in);
+}
+
+// Reads, in one batch, the second planes of the candidates most in doubt, as many as it takes to
+// bring the expected loss under `loss_max`, within the bound on reads.
+void Walk::read_refinements(std::vector<Candidate>& list, std::size_t count, std::size_t k,
+                            double loss_max) {
+  s_.order.clear();
+  for (std::size_t i = 0; i < count; ++i) {
+    if (list[i].grade == Grade::code && s_.doubt[i] > 1e-4) {
+      s_.order.push_back(static_cast<std::uint32_t>(i));
+    }
+  }
+  std::sort(s_.order.begin(), s_.order.end(), [&](std::uint32_t a, std::uint32_t b) {
+    return s_.doubt[a] > s_.doubt[b] || (s_.doubt[a] == s_.doubt[b] && a < b);
+  });
+  double out = 0;
+  double in = 0;
+  for (std::size_t i = 0; i < count; ++i) (i < k ? out : in) += s_.doubt[i];
+  std::vector<PageNumber> pages;
+  std::size_t taken = 0;
+  for (const std::uint32_t i : s_.order) {
+    if (std::max(out, in) <= loss_max) break;
+    const PageNumber page = layout_.refine.page_of(list[i].row);
+    if (std::find(pages.begin(), pages.end(), page) == pages.end()) {
+      if (pages.size() >= params_.rerank_reads_max) break;
+      pages.push_back(page);
+    }
+    (i < k ? out : in) -= s_.doubt[i];
+    ++taken;
+  }
+  s_.wanted.clear();
+  for (std::size_t t = 0; t < taken; ++t) {
+    const std::uint32_t row = list[s_.order[t]].row;
+    s_.wanted.push_back({layout_.refine.store, layout_.refine.page_of(row)});
+    s_.wanted.push_back({layout_.codes.store, layout_.codes.page_of(row)});
+  }
+  const PinnedPages got = pool_.fetch(s_.wanted.data(), s_.wanted.size(), params_.deadline);
+  if (got.reads() > 0) ++stats_.rounds;
+  stats_.bytes_read += got.bytes_read();
+  stats_.pages_read += got.bytes_read() / refine_.page_bytes;
+  for (std::size_t t = 0; t < taken; ++t) {
+    Candidate& candidate = list[s_.order[t]];
+    const std::byte* low = got.data(2 * t);
+    const std::byte* high = got.data(2 * t + 1);
+    if (low == nullptr || high == nullptr) {
+      const PageStatus status = got.status(low == nullptr ? 2 * t : 2 * t + 1);
+      if (status == PageStatus::deadline) {
+        stats_.deadline_hit = true;
+        reading_ = false;
+      } else {
+        ++stats_.damaged;
+      }
+      continue;
+    }
+    refine(candidate,
+           reinterpret_cast<const std::uint8_t*>(high + layout_.codes.offset_of(candidate.row)),
+           reinterpret_cast<const std::uint8_t*>(low + layout_.refine.offset_of(candidate.row)));
+  }
+}
+
+// Reads the exact vectors of every candidate still in doubt, in one batch.
+void Walk::read_vectors(std::vector<Candidate>& list, std::size_t count) {
+  const std::size_t page_bytes = vectors_.page_bytes;
+  const std::size_t record = layout_.vectors.record_bytes;
+  s_.wanted.clear();
+  s_.order.clear();
+  for (std::size_t i = 0; i < count; ++i) {
+    if (list[i].grade == Grade::exact || s_.doubt[i] <= 1e-3) continue;
+    const std::uint64_t start = static_cast<std::uint64_t>(list[i].row) * record;
+    const auto first = static_cast<PageNumber>(start / page_bytes);
+    const auto last = static_cast<PageNumber>((start + record - 1) / page_bytes);
+    const std::size_t more = last - first + 1;
+    if (s_.order.size() >= params_.rerank_reads_max) break;
+    s_.order.push_back(static_cast<std::uint32_t>(i));
+    for (std::size_t p = 0; p < more; ++p) {
+      s_.wanted.push_back({layout_.vectors.store, first + static_cast<PageNumber>(p)});
+    }
+  }
+  if (s_.order.empty()) return;
+  const PinnedPages got = pool_.fetch(s_.wanted.data(), s_.wanted.size(), params_.deadline);
+  if (got.reads() > 0) ++stats_.rounds;
+  stats_.bytes_read += got.bytes_read();
+  stats_.pages_read += got.bytes_read() / page_bytes;
+  s_.vector.resize((record + 3) / 4);
+  std::size_t at = 0;
+  for (const std::uint32_t i : s_.order) {
+    const std::uint64_t start = static_cast<std::uint64_t>(list[i].row) * record;
+    const auto first = static_cast<PageNumber>(start / page_bytes);
+    const auto last = static_cast<PageNumber>((start + record - 1) / page_bytes);
+    auto* out = reinterpret_cast<std::byte*>(s_.vector.data());
+    std::size_t offset = start % page_bytes;
+    std::size_t done = 0;
+    bool whole = true;
+    for (PageNumber p = first; p <= last; ++p, ++at) {
+      const std::byte* page = got.data(at);
+      if (page == nullptr) {
+        whole = false;
+        if (got.status(at) == PageStatus::deadline) {
+          stats_.deadline_hit = true;
+          reading_ = false;
+        } else {
+          ++stats_.damaged;
+        }
+        continue;
+      }
+      const std::size_t part = std::min(page_bytes - offset, record - done);
+      if (whole) std::memcpy(out + done, page + offset, part);
+      done += part;
+      offset = 0;
+    }
+    if (whole) make_exact(list[i], out);
+  }
+}
+
+void Walk::answer(std::uint32_t* rows, float* scores) {
+  std::vector<Candidate>& list = filtered_ ? s_.allowed.items() : s_.nearest.items();
+  const std::size_t k = std::min<std::size_t>(params_.k, list.size());
+  if (k == 0) {
+    stats_.expected_recall = 0;
+    return;
+  }
+  // Everything that could still be a member: the rest is out of doubt and stays behind.
+  const float reach =
+      list[k - 1].distance + kDoubtSigmas * 1.41421356f * list[k - 1].sigma;
+  std::size_t count = k;
+  while (count < list.size() && list[count].distance <= reach) ++count;
+  const auto end = [&] { return list.begin() + static_cast<std::ptrdiff_t>(count); };
+  {
+    const PagePool::ReadGuard guard(pool_);
+    for (std::size_t i = 0; i < count; ++i) upgrade_resident(list[i]);
+  }
+  std::sort(list.begin(), end(), nearer);
+  const double loss_max = (1.0 - static_cast<double>(params_.rerank_target)) *
+                          static_cast<double>(k);
+  double loss = expected_loss(list, count, k);
+  if (loss > loss_max && may_read()) {
+    read_refinements(list, count, k, loss_max);
+    std::sort(list.begin(), end(), nearer);
+    loss = expected_loss(list, count, k);
+  }
+  if (params_.read_vectors && loss > loss_max && may_read()) {
+    read_vectors(list, count);
+    std::sort(list.begin(), end(), nearer);
+    loss = expected_loss(list, count, k);
+  }
+  stats_.expected_recall =
+      static_cast<float>(std::max(0.0, 1.0 - loss / static_cast<double>(k)));
+  for (std::size_t i = 0; i < k; ++i) {
+    rows[i] = list[i].row;
+    scores[i] = layout_.metric == Metric::l2
+                    ? std::max(0.0f, list[i].distance + s_.query.constant)
+                    : s_.query.constant - list[i].distance;
+    if (list[i].grade == Grade::exact) ++stats_.exact;
+    if (list[i].grade == Grade::refined) ++stats_.refined;
+  }
+}
+
+}  // namespace stoker

@@ -1,0 +1,51 @@
+#include "stoker/simd.hpp"
+
+#if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#include "simd_x86.inc.hpp"
+
+namespace stoker {
+namespace {
+
+void dot_code4(const std::int8_t* q8, std::size_t blocks, const std::uint8_t* const* codes,
+               std::size_t count, std::int32_t* out) {
+  const __m256i mask = _mm256_set1_epi8(15);
+  const __m256i ones = _mm256_set1_epi16(1);
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::uint8_t* code = codes[i];
+    __m256i sum = _mm256_setzero_si256();
+    std::size_t b = 0;
+    while (b < blocks) {
+      // A block adds at most 2 * 2 * 15 * 127 to a 16-bit lane: four blocks fit.
+      __m256i narrow = _mm256_setzero_si256();
+      const std::size_t stop = b + 4 < blocks ? b + 4 : blocks;
+      for (; b < stop; ++b) {
+        const __m256i c =
+            _mm256_loadu_si256(reinterpret_cast<const __m256i*>(code + b * kBlockBytes));
+        const auto* q = reinterpret_cast<const __m256i*>(q8 + b * kBlockDims);
+        const __m256i low = _mm256_and_si256(c, mask);
+        const __m256i high = _mm256_and_si256(_mm256_srli_epi16(c, 4), mask);
+        narrow = _mm256_add_epi16(narrow, _mm256_maddubs_epi16(low, _mm256_loadu_si256(q)));
+        narrow = _mm256_add_epi16(narrow, _mm256_maddubs_epi16(high, _mm256_loadu_si256(q + 1)));
+      }
+      sum = _mm256_add_epi32(sum, _mm256_madd_epi16(narrow, ones));
+    }
+    out[i] = sum_lanes(sum);
+  }
+}
+
+}  // namespace
+
+const Kernels* avx2_kernels() {
+  static const Kernels table{"avx2",       dot_code4,    dot_code8_avx2, dot_f32_avx2,
+                             l2_f32_avx2, dot_f16_avx2, l2_f16_avx2};
+  static const bool usable = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                             __builtin_cpu_supports("f16c");
+  return usable ? &table : nullptr;
+}
+
+}  // namespace stoker
+#else
+namespace stoker {
+const Kernels* avx2_kernels() { return nullptr; }
+}  // namespace stoker
+#endif

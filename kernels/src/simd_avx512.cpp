@@ -1,0 +1,64 @@
+#include "stoker/simd.hpp"
+
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__) && defined(__FMA__) && defined(__F16C__)
+#include "simd_x86.inc.hpp"
+
+namespace stoker {
+namespace {
+
+void dot_code4(const std::int8_t* q8, std::size_t blocks, const std::uint8_t* const* codes,
+               std::size_t count, std::int32_t* out) {
+  const __m256i mask = _mm256_set1_epi8(15);
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::uint8_t* code = codes[i];
+    __m256i sum0 = _mm256_setzero_si256();
+    __m256i sum1 = _mm256_setzero_si256();
+    for (std::size_t b = 0; b < blocks; ++b) {
+      const __m256i c =
+          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(code + b * kBlockBytes));
+      const auto* q = reinterpret_cast<const __m256i*>(q8 + b * kBlockDims);
+      const __m256i low = _mm256_and_si256(c, mask);
+      const __m256i high = _mm256_and_si256(_mm256_srli_epi16(c, 4), mask);
+      sum0 = _mm256_dpbusd_epi32(sum0, low, _mm256_loadu_si256(q));
+      sum1 = _mm256_dpbusd_epi32(sum1, high, _mm256_loadu_si256(q + 1));
+    }
+    out[i] = sum_lanes(_mm256_add_epi32(sum0, sum1));
+  }
+}
+
+float dot_f32(const float* a, const float* b, std::size_t dim) {
+  __m512 s0 = _mm512_setzero_ps(), s1 = s0, s2 = s0, s3 = s0;
+  std::size_t i = 0;
+  for (; i + 64 <= dim; i += 64) {
+    s0 = _mm512_fmadd_ps(_mm512_loadu_ps(a + i), _mm512_loadu_ps(b + i), s0);
+    s1 = _mm512_fmadd_ps(_mm512_loadu_ps(a + i + 16), _mm512_loadu_ps(b + i + 16), s1);
+    s2 = _mm512_fmadd_ps(_mm512_loadu_ps(a + i + 32), _mm512_loadu_ps(b + i + 32), s2);
+    s3 = _mm512_fmadd_ps(_mm512_loadu_ps(a + i + 48), _mm512_loadu_ps(b + i + 48), s3);
+  }
+  const __m512 wide = _mm512_add_ps(_mm512_add_ps(s0, s1), _mm512_add_ps(s2, s3));
+  const __m256 folded = _mm256_add_ps(_mm512_castps512_ps256(wide),
+                                      _mm512_extractf32x8_ps(wide, 1));
+  float sum = sum_lanes(folded);
+  if (i < dim) sum += dot_f32_avx2(a + i, b + i, dim - i);
+  return sum;
+}
+
+}  // namespace
+
+const Kernels* avx512_kernels() {
+  static const Kernels table{"avx512",    dot_code4,    dot_code8_avx2, dot_f32,
+                             l2_f32_avx2, dot_f16_avx2, l2_f16_avx2};
+  static const bool usable =
+      __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("fma") &&
+      __builtin_cpu_supports("f16c");
+  return usable ? &table : nullptr;
+}
+
+}  // namespace stoker
+#else
+namespace stoker {
+const Kernels* avx512_kernels() { return nullptr; }
+}  // namespace stoker
+#endif

@@ -1,0 +1,87 @@
+#include "stoker/simd.hpp"
+
+namespace stoker {
+namespace {
+
+void dot_code4(const std::int8_t* q8, std::size_t blocks, const std::uint8_t* const* codes,
+               std::size_t count, std::int32_t* out) {
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::uint8_t* code = codes[i];
+    std::int32_t sum = 0;
+    for (std::size_t b = 0; b < blocks; ++b) {
+      const std::int8_t* q = q8 + b * kBlockDims;
+      const std::uint8_t* c = code + b * kBlockBytes;
+      for (std::size_t j = 0; j < kBlockBytes; ++j) {
+        sum += q[j] * (c[j] & 15) + q[kBlockBytes + j] * (c[j] >> 4);
+      }
+    }
+    out[i] = sum;
+  }
+}
+
+std::int64_t dot_code8(const std::int16_t* q16, std::size_t blocks, const std::uint8_t* high,
+                       const std::uint8_t* low) {
+  std::int64_t sum = 0;
+  for (std::size_t b = 0; b < blocks; ++b) {
+    const std::int16_t* q = q16 + b * kBlockDims;
+    const std::uint8_t* h = high + b * kBlockBytes;
+    const std::uint8_t* l = low + b * kBlockBytes;
+    for (std::size_t j = 0; j < kBlockBytes; ++j) {
+      sum += static_cast<std::int64_t>(q[j]) * refine_value(h[j] & 15, l[j] & 15);
+      sum += static_cast<std::int64_t>(q[kBlockBytes + j]) * refine_value(h[j] >> 4, l[j] >> 4);
+    }
+  }
+  return sum;
+}
+
+float dot_f32(const float* a, const float* b, std::size_t dim) {
+  float lanes[8] = {};
+  std::size_t i = 0;
+  for (; i + 8 <= dim; i += 8) {
+    for (std::size_t j = 0; j < 8; ++j) lanes[j] += a[i + j] * b[i + j];
+  }
+  for (std::size_t j = 0; i < dim; ++i, ++j) lanes[j] += a[i] * b[i];
+  return ((lanes[0] + lanes[4]) + (lanes[1] + lanes[5])) +
+         ((lanes[2] + lanes[6]) + (lanes[3] + lanes[7]));
+}
+
+float l2_f32(const float* a, const float* b, std::size_t dim) {
+  float lanes[8] = {};
+  std::size_t i = 0;
+  for (; i + 8 <= dim; i += 8) {
+    for (std::size_t j = 0; j < 8; ++j) {
+      const float d = a[i + j] - b[i + j];
+      lanes[j] += d * d;
+    }
+  }
+  for (std::size_t j = 0; i < dim; ++i, ++j) {
+    const float d = a[i] - b[i];
+    lanes[j] += d * d;
+  }
+  return ((lanes[0] + lanes[4]) + (lanes[1] + lanes[5])) +
+         ((lanes[2] + lanes[6]) + (lanes[3] + lanes[7]));
+}
+
+float dot_f16(const float* a, const std::uint16_t* b, std::size_t dim) {
+  float sum = 0;
+  for (std::size_t i = 0; i < dim; ++i) sum += a[i] * half_to_float(b[i]);
+  return sum;
+}
+
+float l2_f16(const float* a, const std::uint16_t* b, std::size_t dim) {
+  float sum = 0;
+  for (std::size_t i = 0; i < dim; ++i) {
+    const float d = a[i] - half_to_float(b[i]);
+    sum += d * d;
+  }
+  return sum;
+}
+
+}  // namespace
+
+const Kernels& portable_kernels() {
+  static const Kernels table{"portable", dot_code4, dot_code8, dot_f32, l2_f32, dot_f16, l2_f16};
+  return table;
+}
+
+}  // namespace stoker

@@ -1,0 +1,321 @@
+#include "walk.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+namespace stoker {
+namespace {
+
+inline void prefetch_lines(const void* address, std::size_t bytes) {
+  const char* p = static_cast<const char*>(address);
+  for (std::size_t at = 0; at < bytes; at += 64) __builtin_prefetch(p + at);
+}
+
+inline float read_f32(const std::uint8_t* p) {
+  float value;
+  std::memcpy(&value, p, 4);
+  return value;
+}
+
+// A scan of allowed rows costs about one code comparison each; a walk under a filter costs about
+// `kWalkFactor` comparisons per answer slot, and needs 1/selectivity as many slots.
+constexpr double kWalkFactor = 52;
+
+}  // namespace
+
+Walk::Walk(Searcher& searcher, Searcher::Scratch& scratch, const SearchParams& params)
+    : searcher_(searcher),
+      s_(scratch),
+      params_(params),
+      layout_(searcher.layout_),
+      pool_(searcher.pool_),
+      links_(pool_.view(layout_.links)),
+      codes_(pool_.view(layout_.codes.store)),
+      refine_(pool_.view(layout_.refine.store)),
+      vectors_(pool_.view(layout_.vectors.store)),
+      code_bytes_(searcher.quantizer_.shape().code_bytes),
+      blocks_(searcher.quantizer_.shape().blocks),
+      l2_factor_(layout_.metric == Metric::l2 ? 1.0f : 0.0f),
+      dot_factor_(layout_.metric == Metric::l2 ? -2.0f : -1.0f),
+      reading_(!params.resident_only),
+      filtered_(params.allow != nullptr) {}
+
+QueryStats Walk::run(const float* query, std::uint32_t* rows, float* scores) {
+  std::fill(rows, rows + params_.k, kNoRow);
+  std::fill(scores, scores + params_.k, 0.0f);
+  if (layout_.count == 0 || params_.k == 0) return stats_;
+  prepare_query(searcher_.quantizer_, query, layout_.metric == Metric::l2, s_.query);
+  s_.visited.resize((layout_.count + 63) / 64, 0);
+
+  params_.ef = std::max(params_.ef, params_.k);
+  std::size_t ef = params_.ef;
+  s_.allowed.reset(ef);
+  if (filtered_) {
+    if (params_.allow_count == 0) return stats_;
+    const double selectivity =
+        static_cast<double>(params_.allow_count) / static_cast<double>(layout_.count);
+    const double scan_cost = static_cast<double>(params_.allow_count);
+    const double walk_cost = static_cast<double>(ef) / selectivity * kWalkFactor;
+    if (scan_cost <= walk_cost) {
+      scan_allowed();
+      answer(rows, scores);
+      return stats_;
+    }
+    ef = std::min<std::size_t>(layout_.count,
+                               static_cast<std::size_t>(static_cast<double>(ef) / selectivity));
+  }
+  s_.nearest.reset(ef);
+  descend();
+  walk_level(0, ef, true);
+  forget_visited();
+  answer(rows, scores);
+  return stats_;
+}
+
+bool Walk::may_read() {
+  if (!reading_) return false;
+  if (params_.deadline && Clock::now() >= *params_.deadline) {
+    stats_.deadline_hit = true;
+    reading_ = false;
+  }
+  return reading_;
+}
+
+void Walk::forget_visited() {
+  for (const std::uint32_t row : s_.visited_rows) s_.visited[row >> 6] = 0;
+  s_.visited_rows.clear();
+}
+
+// Follows the upper levels down to level 1. Greedily when the bottom can be had; with the full
+// width when it may not be, since the upper nodes may then be all the answer there is.
+void Walk::descend() {
+  const std::size_t top = layout_.levels.size() - 1;
+  const bool careful = !reading_ || params_.deadline.has_value();
+  const std::size_t width = careful ? params_.ef : 1;
+  s_.links_missing.clear();
+  s_.codes_missing.clear();
+  s_.nearest.reset(top == 0 ? params_.ef : width);
+  visit(layout_.entry_row);
+  s_.neighbors.assign(1, layout_.entry_row);
+  {
+    const PagePool::ReadGuard guard(pool_);
+    evaluate_neighbors();
+  }
+  for (std::size_t level = top; level >= 1; --level) {
+    walk_level(static_cast<std::uint32_t>(level), width, false);
+    forget_visited();
+    for (Candidate& candidate : s_.nearest.items()) {
+      candidate.expanded = false;
+      visit(candidate.row);
+    }
+  }
+}
+
+void Walk::walk_level(std::uint32_t level_number, std::size_t ef, bool bottom) {
+  const LinkLevel& level = layout_.levels[level_number];
+  const std::vector<Candidate> starts = s_.nearest.items();
+  s_.nearest.reset(ef);
+  for (const Candidate& candidate : starts) {
+    s_.nearest.insert(candidate);
+    if (bottom && filtered_ && is_allowed(candidate.row)) s_.allowed.insert(candidate);
+  }
+  offering_ = bottom && filtered_;
+  for (;;) {
+    {
+      const PagePool::ReadGuard guard(pool_);
+      std::uint32_t ahead = 0;
+      for (;;) {
+        const bool pending = !s_.links_missing.empty() || !s_.codes_missing.empty();
+        if (pending && ahead++ >= params_.beam) break;
+        const Candidate* candidate = s_.nearest.next();
+        if (candidate == nullptr) break;
+        if (bottom) ++stats_.expanded;
+        if (!expand(candidate->row, level)) continue;
+        if (const Candidate* following = s_.nearest.peek_next()) {
+          const std::byte* page = links_.peek(level.page_of(following->row));
+          if (page != nullptr) {
+            prefetch_lines(page + level.offset_of(following->row), level.record_bytes);
+          }
+        }
+      }
+    }
+    if (s_.links_missing.empty() && s_.codes_missing.empty()) break;
+    if (may_read()) {
+      read_missing(level);
+    } else {
+      stats_.skipped +=
+          static_cast<std::uint32_t>(s_.links_missing.size() + s_.codes_missing.size());
+      s_.links_missing.clear();
+      s_.codes_missing.clear();
+    }
+  }
+}
+
+// Inside a ReadGuard. False when the node's links are not resident; they are then on the list.
+bool Walk::expand(std::uint32_t row, const LinkLevel& level) {
+  const std::byte* page = links_.touch(level.page_of(row));
+  if (page == nullptr) {
+    s_.links_missing.push_back(row);
+    return false;
+  }
+  s_.neighbors.clear();
+  take_neighbors(reinterpret_cast<const std::uint8_t*>(page + level.offset_of(row)), level);
+  evaluate_neighbors();
+  return true;
+}
+
+// Appends the record's unvisited neighbors. Ids are checked: a page whose checksum holds may still
+// have been written by somebody hostile.
+void Walk::take_neighbors(const std::uint8_t* record, const LinkLevel& level) {
+  std::uint16_t degree;
+  std::memcpy(&degree, record, 2);
+  const std::uint32_t count = std::min<std::uint32_t>(degree, level.m);
+  const std::uint64_t mask = (std::uint64_t{1} << level.id_bits) - 1;
+  const std::uint8_t* packed = record + 2;
+  std::size_t bit = 0;
+  for (std::uint32_t i = 0; i < count; ++i, bit += level.id_bits) {
+    std::uint64_t word;
+    std::memcpy(&word, packed + (bit >> 3), 8);
+    const auto id = static_cast<std::uint32_t>((word >> (bit & 7)) & mask);
+    if (id >= level.count) {
+      ++stats_.damaged;
+      continue;
+    }
+    if (visit(id)) s_.neighbors.push_back(id);
+  }
+}
+
+// Inside a ReadGuard. Compares the query with the codes of s_.neighbors that are resident; the
+// others go on the list of missing codes.
+void Walk::evaluate_neighbors() {
+  s_.pointers.clear();
+  s_.pointer_rows.clear();
+  const RecordStore& codes = layout_.codes;
+  for (const std::uint32_t row : s_.neighbors) {
+    const std::byte* page = codes_.touch(codes.page_of(row));
+    if (page == nullptr) {
+      s_.codes_missing.push_back(row);
+      continue;
+    }
+    const auto* code = reinterpret_cast<const std::uint8_t*>(page + codes.offset_of(row));
+    prefetch_lines(code, codes.record_bytes);
+    s_.pointers.push_back(code);
+    s_.pointer_rows.push_back(row);
+  }
+  const std::size_t count = s_.pointers.size();
+  if (count == 0) return;
+  s_.dots.resize(count);
+  searcher_.kernels_.dot_code4(s_.query.q8.data(), blocks_, s_.pointers.data(), count,
+                               s_.dots.data());
+  for (std::size_t i = 0; i < count; ++i) {
+    offer(s_.pointer_rows[i], s_.pointers[i], s_.dots[i]);
+  }
+}
+
+void Walk::offer(std::uint32_t row, const std::uint8_t* code, std::int32_t dot) {
+  ++stats_.evaluated;
+  const float correction = read_f32(code + code_bytes_);
+  const float length2 = read_f32(code + code_bytes_ + 4);
+  const float centred =
+      static_cast<float>(dot) - 7.5f * static_cast<float>(s_.query.sum8);
+  const float product = centred * s_.query.scale8 * correction;
+  Candidate candidate;
+  candidate.distance = dot_factor_ * product + l2_factor_ * length2;
+  if (!(candidate.distance < 3.0e38f)) {   // not a number, from a hostile record
+    ++stats_.damaged;
+    return;
+  }
+  candidate.sigma = -dot_factor_ * layout_.code_error * s_.query.length * std::sqrt(length2);
+  candidate.row = row;
+  candidate.expanded = false;
+  candidate.grade = Grade::code;
+  s_.nearest.insert(candidate);
+  if (offering_ && is_allowed(row)) s_.allowed.insert(candidate);
+}
+
+// Reads in one batch every page that the walk misses, then goes on with what came.
+void Walk::read_missing(const LinkLevel& level) {
+  std::vector<std::uint32_t> links;
+  std::vector<std::uint32_t> codes;
+  links.swap(s_.links_missing);
+  codes.swap(s_.codes_missing);
+  s_.wanted.clear();
+  for (const std::uint32_t row : links) {
+    s_.wanted.push_back({layout_.links, level.page_of(row)});
+  }
+  for (const std::uint32_t row : codes) {
+    s_.wanted.push_back({layout_.codes.store, layout_.codes.page_of(row)});
+  }
+  const PinnedPages pages = pool_.fetch(s_.wanted.data(), s_.wanted.size(), params_.deadline);
+  if (pages.reads() > 0) ++stats_.rounds;
+  stats_.bytes_read += pages.bytes_read();
+  stats_.pages_read += pages.bytes_read() / links_.page_bytes;
+
+  auto missed = [&](PageStatus status) {
+    ++stats_.skipped;
+    if (status == PageStatus::corrupt || status == PageStatus::io_error) ++stats_.damaged;
+    if (status == PageStatus::deadline) stats_.deadline_hit = true;
+  };
+  for (std::size_t i = 0; i < codes.size(); ++i) {
+    const std::byte* page = pages.data(links.size() + i);
+    if (page == nullptr) {
+      missed(pages.status(links.size() + i));
+      continue;
+    }
+    const auto* code =
+        reinterpret_cast<const std::uint8_t*>(page + layout_.codes.offset_of(codes[i]));
+    std::int32_t dot;
+    searcher_.kernels_.dot_code4(s_.query.q8.data(), blocks_, &code, 1, &dot);
+    offer(codes[i], code, dot);
+  }
+  for (std::size_t i = 0; i < links.size(); ++i) {
+    const std::byte* page = pages.data(i);
+    if (page == nullptr) {
+      missed(pages.status(i));
+      continue;
+    }
+    s_.neighbors.clear();
+    take_neighbors(reinterpret_cast<const std::uint8_t*>(page + level.offset_of(links[i])), level);
+    const PagePool::ReadGuard guard(pool_);
+    evaluate_neighbors();
+  }
+}
+
+// Compares the query with every allowed row, for filters that leave few.
+void Walk::scan_allowed() {
+  stats_.scanned = true;
+  s_.nearest.reset(1);   // not used, but offer() fills it
+  offering_ = true;
+  std::vector<std::uint32_t> chunk;
+  constexpr std::size_t kChunk = 512;
+  auto flush = [&] {
+    s_.neighbors.swap(chunk);
+    chunk.clear();
+    {
+      const PagePool::ReadGuard guard(pool_);
+      evaluate_neighbors();
+    }
+    while (!s_.codes_missing.empty()) {
+      if (!may_read()) {
+        stats_.skipped += static_cast<std::uint32_t>(s_.codes_missing.size());
+        s_.codes_missing.clear();
+        break;
+      }
+      read_missing(layout_.levels[0]);
+    }
+  };
+  for (std::uint32_t byte = 0; byte < (layout_.count + 7) / 8; ++byte) {
+    std::uint8_t bits = params_.allow[byte];
+    while (bits != 0) {
+      const auto bit = static_cast<std::uint32_t>(__builtin_ctz(bits));
+      bits = static_cast<std::uint8_t>(bits & (bits - 1));
+      const std::uint32_t row = byte * 8 + bit;
+      if (row >= layout_.count) break;
+      chunk.push_back(row);
+    }
+    if (chunk.size() >= kChunk) flush();
+  }
+  if (!chunk.empty()) flush();
+}
+
+}  // namespace stoker

@@ -1,0 +1,144 @@
+// One query's way through a segment: candidates, the walk over a level, the re-rank.
+#pragma once
+
+#include <cstring>
+#include <vector>
+
+#include "stoker/segment.hpp"
+
+namespace stoker {
+
+// What a candidate's distance was computed from.
+enum class Grade : std::uint8_t { code, refined, exact };
+
+struct Candidate {
+  float distance;       // smaller is nearer: minus the centred inner product, or centred l2
+  float sigma;          // standard deviation of its error; 0 when exact
+  std::uint32_t row;
+  bool expanded;
+  Grade grade;
+};
+
+// The nearest `capacity` candidates in order, and a cursor at the first one not yet expanded.
+class CandidateList {
+ public:
+  void reset(std::size_t capacity) {
+    capacity_ = capacity;
+    items_.clear();
+    items_.reserve(capacity + 1);
+    cursor_ = 0;
+  }
+  void insert(const Candidate& candidate) {
+    if (items_.size() == capacity_ && candidate.distance >= items_.back().distance) return;
+    std::size_t low = 0;
+    std::size_t high = items_.size();
+    while (low < high) {
+      const std::size_t middle = (low + high) / 2;
+      if (items_[middle].distance <= candidate.distance) {
+        low = middle + 1;
+      } else {
+        high = middle;
+      }
+    }
+    if (items_.size() == capacity_) items_.pop_back();
+    items_.insert(items_.begin() + static_cast<std::ptrdiff_t>(low), candidate);
+    if (low < cursor_) cursor_ = low;
+  }
+  // The nearest candidate not yet expanded, now marked; nullptr when there is none.
+  const Candidate* next() {
+    while (cursor_ < items_.size() && items_[cursor_].expanded) ++cursor_;
+    if (cursor_ == items_.size()) return nullptr;
+    items_[cursor_].expanded = true;
+    return &items_[cursor_];
+  }
+  const Candidate* peek_next() {
+    std::size_t i = cursor_;
+    while (i < items_.size() && items_[i].expanded) ++i;
+    return i == items_.size() ? nullptr : &items_[i];
+  }
+  std::vector<Candidate>& items() noexcept { return items_; }
+
+ private:
+  std::vector<Candidate> items_;
+  std::size_t capacity_ = 0;
+  std::size_t cursor_ = 0;
+};
+
+struct Searcher::Scratch {
+  PreparedQuery query;
+  CandidateList nearest;       // drives the walk
+  CandidateList allowed;       // answers, when a filter keeps some nodes out of them
+  std::vector<std::uint64_t> visited;         // bit per row
+  std::vector<std::uint32_t> visited_rows;    // to clear the bits again
+  std::vector<std::uint32_t> links_missing;   // rows whose links page is absent
+  std::vector<std::uint32_t> codes_missing;   // rows whose codes page is absent
+  std::vector<std::uint32_t> neighbors;
+  std::vector<const std::uint8_t*> pointers;
+  std::vector<std::uint32_t> pointer_rows;
+  std::vector<std::int32_t> dots;
+  std::vector<PageRef> wanted;
+  std::vector<float> vector;                  // one assembled full vector
+  std::vector<std::uint32_t> order;
+  std::vector<double> doubt;
+};
+
+class Walk {
+ public:
+  Walk(Searcher& searcher, Searcher::Scratch& scratch, const SearchParams& params);
+
+  QueryStats run(const float* query, std::uint32_t* rows, float* scores);
+
+ private:
+  bool may_read();
+  void descend();
+  void walk_level(std::uint32_t level_number, std::size_t ef, bool bottom);
+  bool expand(std::uint32_t row, const LinkLevel& level);
+  void take_neighbors(const std::uint8_t* record, const LinkLevel& level);
+  void evaluate_neighbors();
+  void offer(std::uint32_t row, const std::uint8_t* code, std::int32_t dot);
+  void read_missing(const LinkLevel& level);
+  void scan_allowed();
+  void answer(std::uint32_t* rows, float* scores);
+
+  // Re-rank.
+  void refine(Candidate& candidate, const std::uint8_t* high, const std::uint8_t* low) const;
+  void make_exact(Candidate& candidate, const std::byte* vector) const;
+  void upgrade_resident(Candidate& candidate);
+  double expected_loss(const std::vector<Candidate>& list, std::size_t count, std::size_t k);
+  void read_refinements(std::vector<Candidate>& list, std::size_t count, std::size_t k,
+                        double loss_max);
+  void read_vectors(std::vector<Candidate>& list, std::size_t count);
+
+  bool is_allowed(std::uint32_t row) const {
+    return params_.allow == nullptr || ((params_.allow[row >> 3] >> (row & 7)) & 1) != 0;
+  }
+  bool visit(std::uint32_t row) {
+    std::uint64_t& word = s_.visited[row >> 6];
+    const std::uint64_t bit = std::uint64_t{1} << (row & 63);
+    if ((word & bit) != 0) return false;
+    word |= bit;
+    s_.visited_rows.push_back(row);
+    return true;
+  }
+  void forget_visited();
+
+  Searcher& searcher_;
+  Searcher::Scratch& s_;
+  SearchParams params_;
+  const SegmentLayout& layout_;
+  PagePool& pool_;
+  PagePool::View links_;
+  PagePool::View codes_;
+  PagePool::View refine_;
+  PagePool::View vectors_;
+  QueryStats stats_;
+  std::size_t code_bytes_;
+  std::size_t blocks_;
+  float l2_factor_;       // 0 for inner product, 1 for l2: weight of |x - centre|^2
+  float dot_factor_;      // -1 or -2
+  bool reading_;
+  bool filtered_;
+  bool offering_ = false;   // whether nodes met now may be answers to the filter
+};
+
+}  // namespace stoker
