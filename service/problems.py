@@ -130,6 +130,10 @@ class TooManyRequests(ServiceError, CapacityError):
     """The queue of waiting requests is full."""
 
 
+class WarmupRunning(ServiceError, CapacityError):
+    """A warm-up runs already; only one runs at a time."""
+
+
 class StorageFull(ServiceError, CapacityError):
     """The disk has no room for a write; nothing of it was acknowledged."""
 
@@ -168,8 +172,10 @@ class ServerCorruptError(ServiceError, CorruptError):
     """The server answered that stored bytes are damaged."""
 
 
-class ServerFault(ServiceError):
+class ServerFault(ServiceError, UnavailableError):
     """The server answered 500: a mistake in Stoker, logged there under the request id."""
+
+    retriable: ClassVar[bool] = False
 
 
 @dataclass(frozen=True)
@@ -213,6 +219,10 @@ PROBLEMS: tuple[ProblemRow, ...] = (
     ProblemRow(
         TooManyRequests, "too-many-requests", 429, "Too many requests at once",
         "retry after the seconds in Retry-After", TooManyRequests,
+    ),
+    ProblemRow(
+        WarmupRunning, "warmup-running", 409, "A warm-up runs already",
+        "GET /v1/warmup shows its progress; retry when it is done", WarmupRunning,
     ),
     ProblemRow(
         StorageFull, "storage-full", 507, "There is no room to store this",

@@ -72,6 +72,14 @@ class ServiceSettings:
             "secret": True,
         },
     )
+    operator_key: str = dataclasses.field(
+        default="",
+        metadata={
+            "help": "bearer key that may act for every tenant and start warm-ups; empty by "
+            "default, since with it one key opens everything",
+            "secret": True,
+        },
+    )
     tenant_default: str = dataclasses.field(
         default="default",
         metadata={"help": "tenant of requests that name none, while no key is asked for"},
@@ -127,6 +135,13 @@ class ServiceSettings:
         metadata={
             "help": "after SIGTERM, how long running requests may finish, s; under the 30 s "
             "that orchestrators wait before they kill"
+        },
+    )
+    drain_notice_s: float = dataclasses.field(
+        default=0.0,
+        metadata={
+            "help": "after SIGTERM, seconds between closing /readyz and closing the port, so that "
+            "a load balancer can look away first; 0, because a laptop has none"
         },
     )
     ready_requires_warm: bool = dataclasses.field(
@@ -203,7 +218,10 @@ class ServiceSettings:
     )
     log_format: Literal["auto", "json", "text"] = dataclasses.field(
         default="auto",
-        metadata={"help": "auto writes text to a terminal and JSON lines to anything else"},
+        metadata={
+            "help": "auto writes text to a terminal and JSON lines to anything else, "
+            "since people read the one and collectors the other"
+        },
     )
 
     def __post_init__(self) -> None:
@@ -217,6 +235,8 @@ class ServiceSettings:
         for name in ("write_deadline_s", "drain_s", "snapshot_s", "warm_deadline_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"service.{name} is {getattr(self, name)}; it must be above 0")
+        if not self.drain_notice_s >= 0:
+            raise ConfigError(f"service.drain_notice_s is {self.drain_notice_s}; it must be >= 0")
         if not 0 <= self.port <= 65_535:
             raise ConfigError(f"service.port is {self.port}; it must lie in 0..65535")
         if not 0 <= self.search_threads <= 256:
@@ -242,7 +262,7 @@ class ServiceSettings:
         self._check_auth()
 
     def _check_auth(self) -> None:
-        if self.keys_required and not self.api_keys:
+        if self.keys_required and not self.api_keys and not self.operator_key:
             raise ConfigError(
                 f"service.host is {self.host} and service.auth is {self.auth}, so requests need a "
                 "bearer key, but service.api_keys is empty; add a key per tenant, listen on "
@@ -252,17 +272,20 @@ class ServiceSettings:
             raise ConfigError(
                 "service.tenant_default is empty; name the tenant of keyless requests"
             )
-        for tenant, key in self.api_keys.items():
-            if not tenant:
-                raise ConfigError("service.api_keys has a key without a tenant; write tenant = key")
-            if len(key) < 16:
+        if "" in self.api_keys:
+            raise ConfigError("service.api_keys has a key without a tenant; write tenant = key")
+        keys = {f"service.api_keys.{tenant}": key for tenant, key in self.api_keys.items()}
+        if self.operator_key:
+            keys["service.operator_key"] = self.operator_key
+        for name, key in keys.items():
+            if len(key) < 16 or not key.isascii() or not key.isprintable() or " " in key:
                 raise ConfigError(
-                    f"service.api_keys.{tenant} has {len(key)} characters; "
-                    "a bearer key has at least 16, so that it cannot be guessed"
+                    f"{name} has {len(key)} characters; a bearer key has at least 16 printable "
+                    "ASCII ones without a space, so that it cannot be guessed and fits a header"
                 )
-        if len(set(self.api_keys.values())) < len(self.api_keys):
+        if len(set(keys.values())) < len(keys):
             raise ConfigError(
-                "service.api_keys gives one key to two tenants; a key must name its tenant"
+                f"one key stands for two of {', '.join(keys)}; a key must name its tenant"
             )
 
     @property
@@ -459,7 +482,7 @@ def parse_value(key: str, value: Any, hint: Any, place: str) -> Any:
         ) from error
 
 
-_SECRET_KEYS = frozenset({"service.api_keys"})
+_SECRET_KEYS = frozenset({"service.api_keys", "service.operator_key"})
 
 
 def _converted(key: str, value: Any, hint: Any) -> Any:
