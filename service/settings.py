@@ -353,7 +353,7 @@ def _masked(value: Any) -> Any:
 
 # Names in the environment that start with STOKER_ and are not settings: the configuration file's
 # own name, and what builds, tests and benchmarks read.
-_ENVIRONMENT_FREE = re.compile(r"STOKER_(CONFIG|BUILD_|SANITIZE|TEST_|BENCH_|DEMO_)")
+_ENVIRONMENT_FREE = re.compile(r"STOKER_(CONFIG|BUILD_|SANITIZE|TEST_|BENCH_|DEMO_|FAILPOINT)")
 
 _BYTE_UNITS = {
     "": 1,

@@ -1,0 +1,525 @@
+"""Documents and the durable change log, in one SQLite file.
+
+Each document (tenant, id) has one row; its key is the offset of the change that wrote it. Offsets
+rise by one per change and are never used again, so the table read in key order *is* the change log,
+compacted: the newest change of every document, deletes included until nothing sealed needs them.
+
+Durability: a change is acknowledged after its transaction's fsync (WAL, synchronous=FULL). Callers
+that arrive while one commit is under way share the next one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import sqlite3
+import threading
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import orjson
+import structlog
+from numpy.typing import NDArray
+
+from stoker.errors import CapacityError, CorruptError, InputError, StokerError, UnavailableError
+from stoker.index.document_values import Change, Document, DocumentId, encode_metadata, row_crc
+from stoker.index.failpoint import failpoint
+
+_APPLICATION_ID: Final = 0x53544B52
+_VERSION: Final = 1
+_GROUP_CHANGES_MAX: Final = 8_192  # Bounds one transaction, and so the wait of who shares it.
+_BUSY_MS: Final = 10_000
+_PART: Final = 1_024
+_IDLE_READERS_MAX: Final = 8
+
+_SCHEMA: Final = (
+    "CREATE TABLE meta(key TEXT PRIMARY KEY, value) WITHOUT ROWID",
+    "CREATE TABLE documents(change_offset INTEGER PRIMARY KEY, tenant TEXT NOT NULL, id NOT NULL,"
+    " deleted INTEGER NOT NULL, text TEXT, metadata TEXT, crc INTEGER NOT NULL)",
+    "CREATE UNIQUE INDEX documents_by_id ON documents(tenant, id)",
+    "CREATE TABLE vectors(change_offset INTEGER PRIMARY KEY, vector BLOB NOT NULL,"
+    " crc INTEGER NOT NULL)",
+)
+
+log = structlog.get_logger(__name__)
+
+
+class DocumentsCorrupt(CorruptError):
+    """documents.db is not what was written; `stoker repair` takes what can still be read."""
+
+
+class StorageFull(CapacityError):
+    """No room to write; nothing of the call was kept. Free space and call again."""
+
+
+class StorageUnavailable(UnavailableError):
+    """The file cannot be reached now: locked, unreadable or a failing device."""
+
+
+@dataclasses.dataclass(slots=True)
+class _Ticket:
+    """One caller's changes, waiting for the commit that takes them."""
+
+    changes: Sequence[Change]
+    offset: int = 0
+    error: StokerError | None = None
+    done: bool = False
+
+
+@contextlib.contextmanager
+def _translated(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise _translate(path, error) from error
+
+
+def _translate(path: Path, error: sqlite3.Error) -> StokerError:
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+    if code == sqlite3.SQLITE_FULL:
+        return StorageFull(f"{path}: the disk is full, or the file at its bound")
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return StorageUnavailable(f"{path}: locked by another process for over {_BUSY_MS} ms")
+    if code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
+        return StorageUnavailable(f"{path}: {error}")
+    return DocumentsCorrupt(f"{path}: expected a Stoker document store: {error}")
+
+
+class DocumentStore:
+    """The one document store of a collection. Any thread may call anything.
+
+    Invariants:
+        * offsets rise by one per change, in commit order, and ``on_commit`` sees that order;
+        * a change is visible to ``on_commit`` only after it is durable;
+        * one process writes (the collection holds the lock); any number read.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        dim: int,
+        writer: sqlite3.Connection | None,
+        on_commit: Callable[[Sequence[Change]], None] | None,
+    ) -> None:
+        self._path = path
+        self._dim = dim
+        self._writer = writer
+        self._on_commit = on_commit
+        self._commit_lock = threading.Lock()
+        self._queue_lock = threading.Lock()
+        self._queue: list[_Ticket] = []
+        self._idle: list[sqlite3.Connection] = []
+        self._busy_count = 0
+        self._readers_changed = threading.Condition()
+        self._closed = False
+        self._broken = ""
+        self._offset = int(self._meta("change_offset") or 0)
+
+    @classmethod
+    def create(cls, path: Path, *, dim: int, change_offset: int = 0) -> None:
+        """Make an empty store whose next change has offset ``change_offset`` + 1.
+
+        Written beside and renamed, so a store is there whole or not at all.
+        """
+        temporary = path.with_name(path.name + ".new")
+        for leftover in (temporary, Path(f"{temporary}-wal"), Path(f"{temporary}-shm")):
+            leftover.unlink(missing_ok=True)
+        with _translated(path), contextlib.closing(sqlite3.connect(temporary)) as connection:
+            connection.isolation_level = None
+            connection.execute("PRAGMA synchronous=FULL")
+            connection.execute(f"PRAGMA application_id={_APPLICATION_ID}")
+            connection.execute(f"PRAGMA user_version={_VERSION}")
+            connection.execute("BEGIN")
+            for statement in _SCHEMA:
+                connection.execute(statement)
+            connection.executemany(
+                "INSERT INTO meta VALUES(?, ?)", [("dim", dim), ("change_offset", change_offset)]
+            )
+            connection.execute("COMMIT")
+        os.rename(temporary, path)
+        _fsync_folder(path.parent)
+
+    @classmethod
+    def open(
+        cls,
+        path: Path,
+        *,
+        dim: int,
+        writable: bool,
+        on_commit: Callable[[Sequence[Change]], None] | None = None,
+    ) -> DocumentStore:
+        """Open a store and check that it is one.
+
+        Args:
+            path: The file.
+            dim: Dimensions of every vector.
+            writable: Whether `write` may be called; at most one process at a time.
+            on_commit: Called with each committed group, in offset order, on the thread that
+                committed, before the callers return. Must not write to the store.
+
+        Raises:
+            DocumentsCorrupt: not a document store, another version, or damaged.
+            StorageUnavailable: missing or unreadable.
+        """
+        if not path.is_file():
+            raise StorageUnavailable(f"{path}: no such file")
+        writer = None
+        try:
+            with _translated(path):
+                probe = _connect(path, writable=writable)
+                try:
+                    _check_schema(path, probe, dim)
+                except BaseException:
+                    probe.close()
+                    raise
+                if writable:
+                    writer = probe
+                else:
+                    probe.close()
+            return cls(path, dim=dim, writer=writer, on_commit=on_commit)
+        except BaseException:
+            if writer is not None:
+                writer.close()
+            raise
+
+    # -- writing ---------------------------------------------------------------------------
+
+    def write(self, changes: Sequence[Change]) -> int:
+        """Commit ``changes`` as one unit and return the offset of the last one.
+
+        Blocks for one fsync, or for the rest of one that is under way and one more. All of the
+        changes are durable when it returns, none when it raises (after an I/O error of the
+        commit itself: unknown, as with any store; the caller was not told yes).
+
+        Raises:
+            StorageFull: the disk is full; nothing was written.
+            StorageUnavailable: closed, read-only, locked, or the device failed.
+            InputError: no changes.
+        """
+        if not changes:
+            raise InputError("expected at least one change, found none")
+        ticket = _Ticket(changes)
+        with self._queue_lock:
+            self._queue.append(ticket)
+        with self._commit_lock:
+            if not ticket.done:
+                self._commit_group()
+        if ticket.error is not None:
+            raise ticket.error
+        return ticket.offset
+
+    def _commit_group(self) -> None:
+        """Commit what is queued: the caller of `write` that holds the lock does it for the rest."""
+        while True:
+            with self._queue_lock:
+                size, group = 0, list[_Ticket]()
+                while self._queue and (not group or size < _GROUP_CHANGES_MAX):
+                    group.append(self._queue.pop(0))
+                    size += len(group[-1].changes)
+            if not group:
+                return
+            try:
+                written = self._commit(group)
+                self._apply(written)
+            except StokerError as error:
+                for ticket in group:
+                    ticket.error = error
+            finally:
+                for ticket in group:
+                    ticket.done = True
+
+    def _commit(self, group: Sequence[_Ticket]) -> list[Change]:
+        if self._closed or self._broken or self._writer is None:
+            reason = self._broken or ("closed" if self._closed else "opened for reading")
+            raise StorageUnavailable(f"{self._path}: {reason}")
+        writer, offset, written = self._writer, self._offset, []
+        try:
+            writer.execute("BEGIN IMMEDIATE")
+            for ticket in group:
+                rows = []
+                for change in _newest_only(ticket.changes):
+                    offset += 1
+                    rows.append(dataclasses.replace(change, change_offset=offset))
+                _insert(writer, rows)
+                ticket.offset = offset
+                written += rows
+            writer.execute("UPDATE meta SET value = ? WHERE key = 'change_offset'", (offset,))
+            failpoint("documents.before_commit")
+            writer.execute("COMMIT")
+        except sqlite3.Error as error:
+            with contextlib.suppress(sqlite3.Error):
+                if writer.in_transaction:
+                    writer.execute("ROLLBACK")
+            raise _translate(self._path, error) from error
+        failpoint("documents.after_commit")
+        self._offset = offset
+        return written
+
+    def _apply(self, written: Sequence[Change]) -> None:
+        if self._on_commit is None:
+            return
+        try:
+            self._on_commit(written)
+        except Exception as error:
+            # The changes are durable but memory no longer shows them: stop taking more.
+            self._broken = f"memory fell behind the log ({error}); open the collection again"
+            log.exception("index.changes_not_applied", path=str(self._path))
+            raise StorageUnavailable(f"{self._path}: {self._broken}") from error
+
+    @contextlib.contextmanager
+    def writes_paused(self) -> Iterator[None]:
+        """Hold back commits while the block runs; callers of `write` wait."""
+        with self._commit_lock:
+            yield
+
+    def purge_deleted(self, upto: int) -> int:
+        """Forget deletes up to offset ``upto``; only when nothing sealed holds those documents."""
+        return self._maintain(
+            "DELETE FROM documents WHERE deleted = 1 AND change_offset <= ?", upto
+        )
+
+    def forget_vectors(self, upto: int) -> int:
+        """Drop the stored vectors up to offset ``upto``; the sealed segments hold them too."""
+        return self._maintain("DELETE FROM vectors WHERE change_offset <= ?", upto)
+
+    def _maintain(self, statement: str, upto: int) -> int:
+        with self._commit_lock, _translated(self._path):
+            if self._writer is None or self._closed:
+                raise StorageUnavailable(f"{self._path}: closed or opened for reading")
+            return int(self._writer.execute(statement, (upto,)).rowcount)
+
+    # -- reading ---------------------------------------------------------------------------
+
+    @property
+    def change_offset(self) -> int:
+        """Offset of the newest change that this store has seen committed."""
+        return self._offset
+
+    def stored_offset(self) -> int:
+        """Return the newest offset in the file, which another process may have written."""
+        return int(self._meta("change_offset") or 0)
+
+    def changes(
+        self, after: int, upto: int | None = None, *, vectors: bool = True, bodies: bool = True
+    ) -> Iterator[Change]:
+        """Yield the newest change of each document with ``after`` < offset <= ``upto``, rising.
+
+        Args:
+            after: Offset to start behind.
+            upto: Offset to stop at; None means the newest.
+            vectors: Whether to read vectors.
+            bodies: Whether to read text and metadata; without, both come empty.
+
+        Raises:
+            DocumentsCorrupt: a row fails its checksum or cannot be what we wrote.
+        """
+        body = "d.text, d.metadata, d.crc" if bodies else "NULL, NULL, NULL"
+        vector = "v.vector, v.crc" if vectors else "NULL, NULL"
+        join = "LEFT JOIN vectors v ON v.change_offset = d.change_offset" if vectors else ""
+        statement = (
+            f"SELECT d.change_offset, d.tenant, d.id, d.deleted, {body}, {vector} FROM documents d"
+            f" {join} WHERE d.change_offset > ? AND d.change_offset <= ?"
+            f" ORDER BY d.change_offset LIMIT {_PART}"
+        )
+        last = upto if upto is not None else (1 << 63) - 1
+        while True:
+            rows = self._query(statement, (after, last))
+            for row in rows:
+                change = self._decode(row, bodies)
+                after = change.change_offset
+                yield change
+            if len(rows) < _PART:
+                return
+
+    def documents(self, tenant: str, ids: Sequence[DocumentId]) -> list[Document | None]:
+        """Return each id's document, None where there is none."""
+        found: dict[DocumentId, Document] = {}
+        for start in range(0, len(ids), 500):
+            part = list(ids[start : start + 500])
+            marks = ", ".join("?" * len(part))
+            rows = self._query(
+                "SELECT change_offset, tenant, id, deleted, text, metadata, crc, NULL, NULL"
+                f" FROM documents WHERE tenant = ? AND id IN ({marks}) AND deleted = 0",
+                (tenant, *part),
+            )
+            for row in rows:
+                change = self._decode(row, bodies=True)
+                found[change.id] = Document(
+                    change.tenant, change.id, change.text, change.metadata, change.change_offset
+                )
+        return [found.get(document_id) for document_id in ids]
+
+    def id_kind(self) -> type[int] | type[str] | None:
+        """Return the type of the stored ids, None while there are none."""
+        rows = self._query("SELECT id FROM documents LIMIT 1", ())
+        return None if not rows else (int if isinstance(rows[0][0], int) else str)
+
+    def damage(self) -> list[str]:
+        """Check every page and every row; return one line for each thing found wrong."""
+        found: list[str] = []
+        try:
+            for (line,) in self._query("PRAGMA integrity_check(100)", ()):
+                if line != "ok":
+                    found.append(f"{self._path}: {line}")
+        except StokerError as error:
+            found.append(str(error))
+        after = 0
+        while True:
+            try:
+                for change in self.changes(after):
+                    after = change.change_offset
+                return found
+            except DocumentsCorrupt as error:
+                found.append(str(error))
+                skipped = getattr(error, "change_offset", None)
+                if skipped is None or len(found) >= 1_000:
+                    return found
+                after = skipped
+
+    def _decode(self, row: tuple[Any, ...], bodies: bool) -> Change:
+        offset, tenant, document_id, deleted, text, metadata, crc, vector, vector_crc = row
+        try:
+            if not isinstance(tenant, str) or not isinstance(document_id, int | str):
+                raise ValueError("expected a tenant and an id")
+            if not isinstance(text, str | None) or not isinstance(metadata, str | None):
+                raise ValueError("expected text and metadata as text")
+            if bodies and crc != row_crc(tenant, document_id, text, metadata):
+                raise ValueError("the row's checksum differs")
+            parsed = orjson.loads(metadata) if metadata else {}
+            if not isinstance(parsed, dict):
+                raise ValueError("expected metadata to be an object")
+            array: NDArray[np.float32] | None = None
+            if vector is not None:
+                if len(vector) != 4 * self._dim or zlib.crc32(vector) != vector_crc:
+                    raise ValueError(
+                        f"expected a vector of {4 * self._dim} bytes with its checksum, "
+                        f"found {len(vector)}"
+                    )
+                array = np.frombuffer(vector, dtype="<f4")
+        except (ValueError, TypeError) as error:
+            failure = DocumentsCorrupt(f"{self._path}: change {offset}: {error}")
+            failure.change_offset = offset  # type: ignore[attr-defined]
+            raise failure from error
+        return Change(offset, tenant, document_id, bool(deleted), text, parsed, array)
+
+    def _meta(self, key: str) -> Any:
+        rows = self._query("SELECT value FROM meta WHERE key = ?", (key,))
+        return rows[0][0] if rows else None
+
+    def _query(self, statement: str, parameters: Sequence[Any]) -> list[Any]:
+        """Run one read on a connection of its own and return all rows."""
+        with self._readers_changed:
+            if self._closed:
+                raise StorageUnavailable(f"{self._path}: closed")
+            connection = self._idle.pop() if self._idle else None
+            self._busy_count += 1
+        try:
+            with _translated(self._path):
+                if connection is None:
+                    connection = _connect(self._path, writable=False)
+                return connection.execute(statement, parameters).fetchall()
+        finally:
+            with self._readers_changed:
+                self._busy_count -= 1
+                if connection is not None and len(self._idle) < _IDLE_READERS_MAX:
+                    self._idle.append(connection)
+                elif connection is not None:
+                    connection.close()
+                self._readers_changed.notify_all()
+
+    def close(self) -> None:
+        """Close every connection; calls that are under way end first, later ones are refused."""
+        with self._commit_lock:
+            with self._readers_changed:
+                self._closed = True
+                self._readers_changed.wait_for(lambda: self._busy_count == 0)
+                for connection in self._idle:
+                    connection.close()
+                self._idle.clear()
+            if self._writer is not None:
+                self._writer.close()
+                self._writer = None
+
+
+def _newest_only(changes: Sequence[Change]) -> list[Change]:
+    """Drop all but the last change of each document, keeping order."""
+    newest = {(change.tenant, change.id): change for change in changes}
+    return list(newest.values()) if len(newest) < len(changes) else list(changes)
+
+
+def _insert(writer: sqlite3.Connection, rows: Sequence[Change]) -> None:
+    keys = [(row.tenant, row.id) for row in rows]
+    writer.executemany(
+        "DELETE FROM vectors WHERE change_offset ="
+        " (SELECT change_offset FROM documents WHERE tenant = ? AND id = ?)",
+        keys,
+    )
+    writer.executemany("DELETE FROM documents WHERE tenant = ? AND id = ?", keys)
+    bodies, vectors = [], []
+    for row in rows:
+        metadata = encode_metadata(row.metadata, row.tenant, "metadata") if row.metadata else None
+        crc = row_crc(row.tenant, row.id, row.text, metadata)
+        bodies.append(
+            (row.change_offset, row.tenant, row.id, int(row.deleted), row.text, metadata, crc)
+        )
+        if row.vector is not None:
+            blob = np.ascontiguousarray(row.vector, dtype="<f4").tobytes()
+            vectors.append((row.change_offset, blob, zlib.crc32(blob)))
+    writer.executemany("INSERT INTO documents VALUES(?, ?, ?, ?, ?, ?, ?)", bodies)
+    writer.executemany("INSERT INTO vectors VALUES(?, ?, ?)", vectors)
+
+
+def _connect(path: Path, *, writable: bool) -> sqlite3.Connection:
+    # The connection is used by one thread at a time, but not always by the same one.
+    connection = sqlite3.connect(
+        f"{path.absolute().as_uri()}?mode={'rw' if writable else 'ro'}",
+        uri=True,
+        timeout=_BUSY_MS / 1000,
+        isolation_level=None,
+        check_same_thread=False,
+    )
+    try:
+        # A hostile file must not run anything of its own through a view or a trigger.
+        connection.execute("PRAGMA trusted_schema=OFF")
+        connection.execute("PRAGMA cell_size_check=ON")
+        if writable:
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute("PRAGMA synchronous=FULL")
+            connection.execute("PRAGMA journal_size_limit=67108864")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _check_schema(path: Path, connection: sqlite3.Connection, dim: int) -> None:
+    application = connection.execute("PRAGMA application_id").fetchone()[0]
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if application != _APPLICATION_ID or version != _VERSION:
+        raise DocumentsCorrupt(
+            f"{path}: expected a Stoker document store of version {_VERSION}, "
+            f"found application {application:#x}, version {version}"
+        )
+    found = connection.execute(
+        "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY sql"
+    ).fetchall()
+    if [row[0] for row in found] != sorted(_SCHEMA):
+        raise DocumentsCorrupt(f"{path}: expected the tables of version {_VERSION}, found others")
+    stored = connection.execute("SELECT value FROM meta WHERE key = 'dim'").fetchone()
+    if stored is None or stored[0] != dim:
+        raise DocumentsCorrupt(
+            f"{path}: expected vectors of {dim} dimensions, found {stored and stored[0]}"
+        )
+
+
+def _fsync_folder(path: Path) -> None:
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
