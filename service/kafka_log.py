@@ -1,0 +1,533 @@
+"""The event log on Apache Kafka, by `kafka-python`.
+
+What the client does, and how it is met here:
+
+* A deserialiser that raises makes `poll` spin for ever: we take raw bytes, and decode ourselves.
+* It has no bound on the producer's memory: an append hands over one bounded batch and waits for it.
+* Its input and output run in a thread of its own, and so do rebalance listeners, possibly while the
+  owner works on what `poll` returned: a lock is given up only inside `poll`, so the listener and
+  the owner never run at once; records that came with a revoked partition are dropped.
+* Committing in a synchronous listener raises: ours is asynchronous and awaits the commit.
+* Where retention has taken an offset, it would silently jump: the policy is "none", and we reset to
+  the oldest record ourselves, counted and logged once.
+* After a delivery fails, an idempotent producer may be left unusable: it is made anew.
+* `describe_cluster` fails on some brokers: listing topics is the health check.
+* It logs every attempt to connect: its logger is quietened, we report the state's changes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import kafka.errors
+import structlog
+from kafka import (
+    AsyncConsumerRebalanceListener,
+    KafkaAdminClient,
+    KafkaConsumer,
+    KafkaProducer,
+    OffsetAndMetadata,
+    TopicPartition,
+)
+from kafka.admin import ConfigResource, ConfigResourceType
+from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
+
+from stoker.errors import ConfigError, InputError
+from stoker.service.kafka_options import KafkaOptions
+from stoker.service.streams import (
+    Consumer,
+    LogUnavailable,
+    PartitionLost,
+    RebalanceListener,
+    Record,
+    RecordTooLarge,
+    TopicSpec,
+)
+
+log = structlog.get_logger(__name__)
+
+_LISTENER_WAIT_S: Final = 10.0
+_FETCH_BYTES: Final = 8 << 20
+
+
+class KafkaLog:
+    """A Kafka cluster as an `EventLog`. Connects when first used: a start needs no broker."""
+
+    def __init__(self, options: KafkaOptions) -> None:
+        self.options = options
+        self._lock = threading.Lock()
+        self._producer: Any = None
+        self._admin: Any = None
+        self._offsets_reader: Any = None
+        _quieten()
+
+    def ensure_topic(self, spec: TopicSpec) -> None:
+        """Make the topic with its retention stated; one that is there is used as it is.
+
+        Raises:
+            ConfigError: it is there, but compaction differs from what is asked for.
+            LogUnavailable: the cluster cannot be reached.
+        """
+        configs = self.options.topic_configs(spec_fields=dataclasses.asdict(spec))
+        wanted = {
+            spec.name: {
+                "num_partitions": spec.partition_count,
+                "replication_factor": self.options.replication_factor,
+                "configs": configs,
+            }
+        }
+        with _translated("ensure_topic", self.options), self._lock:
+            admin = self._admin_client()
+            try:
+                admin.create_topics(wanted, wait_for_metadata=True)
+            except kafka.errors.TopicAlreadyExistsError:
+                pass
+            else:
+                log.info("service.topic_created", topic=spec.name, partitions=spec.partition_count)
+                return
+            resource = ConfigResource(ConfigResourceType.TOPIC, spec.name)
+            described = admin.describe_configs([resource], config_filter="all")
+            policy = described["topic"][spec.name]["cleanup.policy"]["value"]
+        if ("compact" in policy) != spec.compacted:
+            raise ConfigError(
+                f"Kafka topic {spec.name}: expected cleanup.policy {configs['cleanup.policy']}, "
+                f"found {policy}; change the topic, or name another"
+            )
+
+    def append(self, topic: str, key: bytes, payloads: Sequence[bytes | None]) -> None:
+        """Append records of one key; all in-sync replicas have them when it returns."""
+        self.append_batch(topic, [(key, payload) for payload in payloads])
+
+    def append_batch(self, topic: str, entries: Sequence[tuple[bytes, bytes | None]]) -> None:
+        """Append (key, payload) pairs; all in-sync replicas have them when it returns."""
+        bound = self.options.record_bytes_max
+        for _, value in entries:
+            if value is not None and len(value) > bound:
+                raise RecordTooLarge(
+                    f"record for topic {topic}: expected at most {bound} bytes, found {len(value)}"
+                )
+        with _translated("append", self.options):
+            producer = self._producer_client()
+            try:
+                sent = [producer.send(topic, value=value, key=key) for key, value in entries]
+                producer.flush(timeout=self.options.delivery_timeout_s)
+                for future in sent:
+                    future.get(timeout=0)
+            except BaseException:
+                self._drop_producer(producer)
+                raise
+
+    def consumer(
+        self, topic: str, group: str, *, listener: RebalanceListener | None = None
+    ) -> Consumer:
+        """Join `group` as a new member; see `EventLog`."""
+        if not group:
+            raise InputError("consumer group: expected at least 1 character, found none")
+        with _translated("consumer", self.options):
+            return KafkaGroupConsumer(self.options, topic, group, listener=listener)
+
+    def offsets(self, topic: str) -> dict[int, tuple[int, int]]:
+        """Return per partition (oldest, next) offset."""
+        with _translated("offsets", self.options), self._lock:
+            if self._offsets_reader is None:
+                self._offsets_reader = KafkaConsumer(
+                    **self.options.kafka_python(), group_id=None, enable_auto_commit=False
+                )
+            reader = self._offsets_reader
+            partitions = reader.partitions_for_topic(topic)
+            if not partitions:
+                raise InputError(f"Kafka at {self.options.bootstrap} has no topic {topic!r}")
+            spans = [TopicPartition(topic, p) for p in sorted(partitions)]
+            wait_ms = round(self.options.request_timeout_s * 1000)
+            first = reader.beginning_offsets(spans, timeout_ms=wait_ms)
+            last = reader.end_offsets(spans, timeout_ms=wait_ms)
+        return {tp.partition: (first[tp], last[tp]) for tp in spans}
+
+    def check_health(self) -> None:
+        """List topics; raise LogUnavailable where the cluster does not answer."""
+        with _translated("check_health", self.options), self._lock:
+            self._admin_client().list_topics()
+
+    def close(self) -> None:
+        """Close the clients; bounded by the request timeout."""
+        with self._lock:
+            clients = [self._admin, self._offsets_reader]
+            producer, self._producer, self._admin, self._offsets_reader = (
+                self._producer,
+                None,
+                None,
+                None,
+            )
+        if producer is not None:
+            producer.close(timeout=self.options.request_timeout_s)
+        for client in clients:
+            if client is not None:
+                client.close()
+
+    def _admin_client(self) -> Any:
+        if self._admin is None:
+            self._admin = KafkaAdminClient(**self.options.kafka_python())
+        return self._admin
+
+    def _producer_client(self) -> Any:
+        with self._lock:
+            if self._producer is None:
+                compression = self.options.compression
+                self._producer = KafkaProducer(
+                    **self.options.kafka_python(),
+                    acks="all",
+                    enable_idempotence=True,
+                    compression_type=None if compression == "none" else compression,
+                    linger_ms=5,
+                    batch_size=256 << 10,
+                    max_request_size=self.options.request_bytes_max,
+                    max_block_ms=round(self.options.connect_timeout_s * 1000),
+                    delivery_timeout_ms=round(self.options.delivery_timeout_s * 1000),
+                    allow_auto_create_topics=False,
+                )
+            return self._producer
+
+    def _drop_producer(self, producer: Any) -> None:
+        with self._lock:
+            if self._producer is producer:
+                self._producer = None
+        # What is still in its buffer was not acknowledged, and its caller will send it again.
+        producer.close(timeout=0)
+
+
+class KafkaGroupConsumer:
+    """One member of a consumer group; see `Consumer`. Owned by one thread.
+
+    Invariant: `_next` holds exactly the partitions whose records the owner gets, each with the next
+    offset it will get, None where that is the oldest.
+    """
+
+    def __init__(
+        self,
+        options: KafkaOptions,
+        topic: str,
+        group: str,
+        *,
+        listener: RebalanceListener | None = None,
+    ) -> None:
+        self._options = options
+        self._topic = topic
+        self._group = group
+        self._listener = listener
+        self._next: dict[int, int | None] = {}
+        self._gained: set[int] = set()
+        self._revoked_in_poll: set[int] = set()
+        self._resets = 0
+        self._closed = False
+        self._failure: Exception | None = None
+        # Held by the owner except inside the client's own poll; see the module's text.
+        self._turn = threading.Lock()
+        self._turn.acquire()
+        session_ms = round(options.session_timeout_s * 1000)
+        self._client = KafkaConsumer(
+            **options.kafka_python(),
+            group_id=group,
+            enable_auto_commit=False,
+            auto_offset_reset="none",
+            allow_auto_create_topics=False,
+            partition_assignment_strategy=[CooperativeStickyAssignor],
+            session_timeout_ms=session_ms,
+            heartbeat_interval_ms=max(100, session_ms // 5),
+            max_poll_interval_ms=round(options.poll_interval_s_max * 1000),
+            fetch_max_bytes=max(32 << 20, options.request_bytes_max),
+            max_partition_fetch_bytes=max(_FETCH_BYTES, options.request_bytes_max),
+            fetch_max_wait_ms=100,
+        )
+        self._client.subscribe([topic], listener=_Listener(self))
+
+    def poll(self, max_events: int, timeout_s: float) -> list[Record]:
+        """Return up to `max_events` records; see `Consumer`."""
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            left_s = max(0.0, deadline_s - time.monotonic())
+            with _translated("poll", self._options):
+                batches = self._poll_client(max_events, left_s)
+                if self._failure is not None:
+                    failure, self._failure = self._failure, None
+                    raise failure
+                records = self._accept(batches)
+                if self._gained:
+                    self._take_gained()
+            if records or time.monotonic() >= deadline_s:
+                return records
+
+    def commit(self, offsets: Mapping[int, int]) -> None:
+        """Store the next offsets to read; see `Consumer`."""
+        if not offsets:
+            return
+        strangers = sorted(set(offsets) - set(self._next))
+        if strangers:
+            raise PartitionLost(
+                f"commit for topic {self._topic}, group {self._group}: partitions {strangers} "
+                "belong to another member now; nothing was stored"
+            )
+        try:
+            with _translated("commit", self._options):
+                self._client.commit(
+                    self._spelled(offsets),
+                    timeout_ms=round(self._options.request_timeout_s * 1000),
+                )
+        except _FENCED as error:
+            raise PartitionLost(
+                f"commit for topic {self._topic}, group {self._group}: {error}"
+            ) from error
+
+    def assignment(self) -> frozenset[int]:
+        """Return the partitions that this member reads."""
+        return frozenset(self._next)
+
+    def lag(self) -> dict[int, int]:
+        """Return per partition the records still to be read, by the broker's last answer."""
+        lags: dict[int, int] = {}
+        unknown = []
+        for partition, at in self._next.items():
+            mark = self._client.highwater(TopicPartition(self._topic, partition))
+            if mark is None or at is None:
+                unknown.append(TopicPartition(self._topic, partition))
+            else:
+                lags[partition] = max(0, mark - at)
+        if unknown:
+            wait_ms = round(self._options.request_timeout_s * 1000)
+            with _translated("lag", self._options):
+                ends = self._client.end_offsets(unknown, timeout_ms=wait_ms)
+                oldest = self._client.beginning_offsets(unknown, timeout_ms=wait_ms)
+            for tp in unknown:
+                at = self._next[tp.partition]
+                lags[tp.partition] = max(0, ends[tp] - (oldest[tp] if at is None else at))
+        return lags
+
+    @property
+    def resets(self) -> int:
+        """How often an offset was out of range."""
+        return self._resets
+
+    def close(self) -> None:
+        """Give the partitions back and leave the group."""
+        if self._closed:
+            return
+        self._closed = True
+        self._turn.release()
+        try:
+            self._client.close(
+                autocommit=False, timeout_ms=round(self._options.request_timeout_s * 1000)
+            )
+        finally:
+            self._turn.acquire()
+
+    def _poll_client(self, max_events: int, timeout_s: float) -> Mapping[Any, Sequence[Any]]:
+        self._revoked_in_poll.clear()
+        self._turn.release()
+        try:
+            polled: Mapping[Any, Sequence[Any]] = self._client.poll(
+                timeout_ms=round(timeout_s * 1000), max_records=max_events
+            )
+        except kafka.errors.OffsetOutOfRangeError as error:
+            self._turn.acquire()
+            self._reset(error.args[0] if error.args else {})
+            return {}
+        except kafka.errors.NoOffsetForPartitionError:
+            # New partitions without a committed offset; the owner's listener says where they start.
+            self._turn.acquire()
+            return {}
+        except BaseException:
+            self._turn.acquire()
+            raise
+        self._turn.acquire()
+        return polled
+
+    def _accept(self, batches: Mapping[Any, Sequence[Any]]) -> list[Record]:
+        topic = self._topic
+        records: list[Record] = []
+        for tp, batch in batches.items():
+            partition = tp.partition
+            if partition not in self._next:
+                continue
+            least = self._next[partition]
+            if partition in self._revoked_in_poll:
+                # It went and came back within one poll: which of the two the batch belongs to
+                # cannot be told, so it is read again.
+                self._seek(partition, least)
+                continue
+            for r in batch:
+                if least is None or r.offset >= least:
+                    records.append(
+                        Record(topic, partition, r.offset, r.key or b"", r.value, r.timestamp / 1e3)
+                    )
+            if batch:
+                self._next[partition] = batch[-1].offset + 1
+        return records
+
+    def _take_gained(self) -> None:
+        gained = sorted(self._gained)
+        wait_ms = round(self._options.request_timeout_s * 1000)
+        committed = {
+            partition: self._client.committed(
+                TopicPartition(self._topic, partition), timeout_ms=wait_ms
+            )
+            for partition in gained
+        }
+        self._gained.difference_update(gained)
+        starts: Mapping[int, int | None] = {}
+        if self._listener is not None:
+            starts = self._listener.partitions_assigned(committed)
+        for partition, stored in committed.items():
+            start = starts.get(partition, stored)
+            self._next[partition] = start
+            self._seek(partition, start)
+        log.info(
+            "service.partitions_assigned",
+            topic=self._topic,
+            group=self._group,
+            partitions=gained,
+        )
+
+    def _seek(self, partition: int, offset: int | None) -> None:
+        tp = TopicPartition(self._topic, partition)
+        if tp not in self._client.assignment():
+            return  # revoked since; the listener has told, or is about to
+        if offset is None:
+            self._client.seek_to_beginning(tp)
+        else:
+            self._client.seek(tp, offset)
+
+    def _reset(self, wanted: Mapping[Any, int]) -> None:
+        for tp, offset in wanted.items():
+            if tp.partition not in self._next:
+                continue
+            self._resets += 1
+            self._next[tp.partition] = None
+            self._seek(tp.partition, None)
+            log.warning(
+                "service.offset_reset",
+                topic=self._topic,
+                group=self._group,
+                partition=tp.partition,
+                wanted_offset=offset,
+                resets=self._resets,
+            )
+
+    def _spelled(self, offsets: Mapping[int, int]) -> dict[Any, Any]:
+        return {
+            TopicPartition(self._topic, partition): OffsetAndMetadata(offset, "", -1)
+            for partition, offset in offsets.items()
+        }
+
+    async def _revoke(self, partitions: set[int]) -> None:
+        """Run in the client's thread, between the owner's turns."""
+        if not self._turn.acquire(timeout=_LISTENER_WAIT_S):
+            raise LogUnavailable("the consumer's owner did not poll in time for a rebalance")
+        try:
+            self._revoked_in_poll |= partitions
+            self._gained -= partitions
+            known = sorted(partitions & self._next.keys())
+            offsets: Mapping[int, int] = {}
+            try:
+                if known and self._listener is not None:
+                    offsets = self._listener.partitions_revoked(known)
+            except Exception as error:
+                self._failure = error
+            finally:
+                for partition in known:
+                    del self._next[partition]
+            if offsets:
+                await self._client.commit_async(self._spelled(offsets))
+            if known:
+                log.info(
+                    "service.partitions_released",
+                    topic=self._topic,
+                    group=self._group,
+                    partitions=known,
+                )
+        except kafka.errors.KafkaError as error:
+            log.warning(
+                "service.release_uncommitted",
+                topic=self._topic,
+                group=self._group,
+                reason=str(error),
+            )
+        finally:
+            self._turn.release()
+
+    async def _lose(self, partitions: set[int]) -> None:
+        """Run in the client's thread, between the owner's turns."""
+        if not self._turn.acquire(timeout=_LISTENER_WAIT_S):
+            raise LogUnavailable("the consumer's owner did not poll in time for a rebalance")
+        try:
+            self._revoked_in_poll |= partitions
+            self._gained -= partitions
+            known = sorted(partitions & self._next.keys())
+            for partition in known:
+                del self._next[partition]
+            if known:
+                log.warning(
+                    "service.partitions_lost",
+                    topic=self._topic,
+                    group=self._group,
+                    partitions=known,
+                    lease_s=self._options.session_timeout_s,
+                )
+                if self._listener is not None:
+                    self._listener.partitions_lost(known)
+        except Exception as error:
+            self._failure = error
+        finally:
+            self._turn.release()
+
+    def _gain(self, partitions: set[int]) -> None:
+        """Run in the client's thread; the owner asks for offsets and seeks in its next turn."""
+        self._gained |= partitions
+
+
+class _Listener(AsyncConsumerRebalanceListener):  # type: ignore[misc]
+    """Hands the client's rebalance events to the consumer, for its one topic."""
+
+    def __init__(self, consumer: KafkaGroupConsumer) -> None:
+        self._consumer = consumer
+
+    async def on_partitions_revoked(self, revoked: set[Any]) -> None:
+        await self._consumer._revoke({tp.partition for tp in revoked})
+
+    async def on_partitions_assigned(self, assigned: set[Any]) -> None:
+        self._consumer._gain({tp.partition for tp in assigned})
+
+    async def on_partitions_lost(self, lost: set[Any]) -> None:
+        await self._consumer._lose({tp.partition for tp in lost})
+
+
+_FENCED: Final = (
+    kafka.errors.CommitFailedError,
+    kafka.errors.IllegalGenerationError,
+    kafka.errors.UnknownMemberIdError,
+    kafka.errors.FencedInstanceIdError,
+)
+
+
+@contextmanager
+def _translated(action: str, options: KafkaOptions) -> Iterator[None]:
+    """Turn the client's errors into ours, in one place."""
+    try:
+        yield
+    except _FENCED:
+        raise
+    except (kafka.errors.MessageSizeTooLargeError, kafka.errors.RecordTooLargeError) as error:
+        raise RecordTooLarge(f"Kafka at {options.bootstrap}: {action}: {error}") from error
+    except (kafka.errors.KafkaError, OSError) as error:
+        detail = str(error) or type(error).__name__
+        raise LogUnavailable(f"Kafka at {options.bootstrap}: {action}: {detail}") from error
+
+
+def _quieten() -> None:
+    logger = logging.getLogger("kafka")
+    if logger.level == logging.NOTSET:
+        logger.setLevel(logging.CRITICAL)
