@@ -28,7 +28,7 @@ class RowLimits:
     Attributes:
         line_bytes_max: Longest JSONL line, after decompression (a 4,096-d vector is about 90 KB).
         text_bytes_max: Longest text of one passage.
-        id_bytes_max: Longest id.
+        id_bytes_max: Longest id; events carry ids of at most 512 characters.
         metadata_bytes_max: Longest metadata, as JSON.
         dim_max: Most numbers in one vector.
         block_rows: Rows of Parquet and `.npy` held at a time.
@@ -36,7 +36,7 @@ class RowLimits:
 
     line_bytes_max: int = 16 << 20
     text_bytes_max: int = 4 << 20
-    id_bytes_max: int = 1_024
+    id_bytes_max: int = 512
     metadata_bytes_max: int = 1 << 20
     dim_max: int = 65_536
     block_rows: int = 1_024

@@ -163,7 +163,7 @@ def test_gzip_jsonl_is_the_same(tmp_path: Path) -> None:
         ("{not json", "not valid JSON"),
         ("[1, 2]", "expected a JSON object, found list"),
         ('{"text": "x"}', "`id` is missing"),
-        ('{"id": "", "text": "x"}', "1 to 1024 bytes"),
+        ('{"id": "", "text": "x"}', "1 to 512 bytes"),
         ('{"id": true, "text": "x"}', "found bool"),
         ('{"id": "a\\u0000b", "text": "x"}', "control characters"),
         ('{"id": "a", "text": 5}', "`text` must be a string, found int"),

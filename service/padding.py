@@ -1,0 +1,96 @@
+"""Generated near neighbours of real vectors, so that an index is as large as a cold start needs.
+
+A padded index is not a bigger corpus: its extra rows have no text and their ids start with
+``pad-``. They lie where the real ones lie, between a vector and one of its near neighbours plus
+noise of that distance's order, so that searching among them is as hard as among real ones.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.errors import InputError
+
+PAD_PREFIX = "pad-"
+_NEIGHBOURS = 8
+_NOISE_RATIO = 0.5
+_BLOCK_ROWS = 1_024
+
+
+def pad_neighbours(
+    vectors: NDArray[np.float32], total: int, *, seed: int
+) -> tuple[NDArray[np.float32], list[str]]:
+    """Return ``vectors`` followed by generated ones, ``total`` rows in all.
+
+    Args:
+        vectors: float32, shape (n, dim), unit length, n >= 2.
+        total: Rows wanted; nothing is added when there are as many already.
+
+    Returns:
+        (float32 of shape (max(n, total), dim), unit length; ids of the added rows).
+
+    Raises:
+        InputError: fewer than two real vectors.
+    """
+    count, dim = vectors.shape
+    if total <= count:
+        return vectors, []
+    if count < 2:
+        raise InputError(f"padding needs at least 2 real vectors, found {count}")
+    rng = np.random.default_rng(seed)
+    near = nearest_rows(vectors, min(_NEIGHBOURS, count - 1))
+    out = np.empty((total, dim), dtype=np.float32)
+    out[:count] = vectors
+    for start in range(count, total, _BLOCK_ROWS):
+        rows = min(_BLOCK_ROWS, total - start)
+        base = rng.integers(count, size=rows)
+        other = near[base, rng.integers(near.shape[1], size=rows)]
+        step = vectors[other] - vectors[base]
+        noise = rng.normal(size=(rows, dim)).astype(np.float32) / np.float32(np.sqrt(dim))
+        reach = np.linalg.norm(step, axis=1, keepdims=True) * np.float32(_NOISE_RATIO)
+        share = rng.random((rows, 1), dtype=np.float32)
+        made = vectors[base] + step * share + noise * np.maximum(reach, 1e-3)
+        out[start : start + rows] = made / np.linalg.norm(made, axis=1, keepdims=True)
+    return out, [f"{PAD_PREFIX}{place}" for place in range(total - count)]
+
+
+def nearest_rows(vectors: NDArray[np.float32], count: int) -> NDArray[np.int64]:
+    """Return each row's ``count`` nearest other rows by inner product, exactly: (n, count)."""
+    out = np.empty((len(vectors), count), dtype=np.int64)
+    for start in range(0, len(vectors), _BLOCK_ROWS):
+        scores = vectors[start : start + _BLOCK_ROWS] @ vectors.T
+        own = np.arange(len(scores))
+        scores[own, own + start] = -np.inf
+        out[start : start + len(scores)] = np.argpartition(-scores, count - 1, axis=1)[:, :count]
+    return out
+
+
+def exact_top(
+    vectors: NDArray[np.float32], queries: NDArray[np.float32], k: int
+) -> NDArray[np.int64]:
+    """Return the rows of the ``k`` highest inner products of each query, best first, exactly.
+
+    Args:
+        vectors: float32, shape (n, dim), n >= k; may be a memory map.
+        queries: float32, shape (q, dim).
+
+    Returns:
+        int64, shape (q, k); ties by row.
+    """
+    best = np.full((len(queries), k), -np.inf, dtype=np.float32)
+    rows = np.zeros((len(queries), k), dtype=np.int64)
+    for start in range(0, len(vectors), _BLOCK_ROWS * 8):
+        block = np.asarray(vectors[start : start + _BLOCK_ROWS * 8], dtype=np.float32)
+        scores = np.concatenate([best, queries @ block.T], axis=1)
+        places = np.concatenate(
+            [
+                rows,
+                np.broadcast_to(np.arange(start, start + len(block)), (len(queries), len(block))),
+            ],
+            axis=1,
+        )
+        order = np.lexsort((places, -scores), axis=1)[:, :k]
+        best = np.take_along_axis(scores, order, axis=1)
+        rows = np.take_along_axis(places, order, axis=1)
+    return rows
