@@ -1,0 +1,364 @@
+"""The one consumer loop: records to events to a sink, and state and offsets saved as one.
+
+The same loop runs live (embedded log or Kafka) and in replay. Per turn: poll, decode the batch,
+drop duplicates, give the events to the sink. Every so many events or seconds: write the dead
+letters that wait, then sink and offsets into one snapshot file, then commit the offsets. The
+snapshot is what counts; the commit only tells the group where another member would go on.
+
+After a crash at any point the sink is the last snapshot's, and reading goes on at that snapshot's
+offsets, so each event is in the state once. A partition that comes to this member starts at the
+larger of the group's committed offset and what our own state already includes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import structlog
+
+from stoker.errors import ConfigError, CorruptError
+from stoker.prefetch.events import EVENT_BYTES_MAX, Event, EventError, decode
+from stoker.service.dead_letters import DeadLetters
+from stoker.service.snapshot_file import read_snapshot, write_snapshot
+from stoker.service.streams import Consumer, EventLog, LogUnavailable, PartitionLost, Record
+
+log = structlog.get_logger(__name__)
+
+_BACKOFF_S_MIN: Final = 0.1
+
+
+class Sink(Protocol):
+    """What takes events. Applying the same events in the same order gives the same state."""
+
+    def apply(self, events: Sequence[Event], /) -> None:
+        """Take a batch, in order."""
+
+    def to_snapshot(self) -> bytes:
+        """Write the whole state."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ConsumeOptions:
+    """How the loop runs.
+
+    Attributes:
+        batch_events_max: Records in one poll.
+        poll_s: How long a poll waits for the first record.
+        snapshot_events: Events after which a snapshot is written.
+        snapshot_s: Seconds after which a snapshot is written, if anything was read.
+        dedup_events: Event ids remembered; a duplicate that comes later than that counts again.
+        event_bytes_max: Longest event taken; a longer one becomes a dead letter.
+        rebuild: Where there is no snapshot, start at the oldest record and not at the group's
+            offset: the state has to be rebuilt. Off for members that share one group's work and
+            add their states up.
+        backoff_s_max: Longest wait between two tries while the log is away.
+    """
+
+    batch_events_max: int = 2_000
+    poll_s: float = 0.5
+    snapshot_events: int = 100_000
+    snapshot_s: float = 30.0
+    dedup_events: int = 65_536
+    event_bytes_max: int = EVENT_BYTES_MAX
+    rebuild: bool = True
+    backoff_s_max: float = 5.0
+
+    def __post_init__(self) -> None:
+        for key in ("batch_events_max", "snapshot_events", "snapshot_s", "event_bytes_max"):
+            if getattr(self, key) <= 0:
+                raise ConfigError(f"{key}: expected more than 0, found {getattr(self, key)}")
+        if self.dedup_events < 0:
+            raise ConfigError(f"dedup_events: expected 0 or more, found {self.dedup_events}")
+
+
+@dataclasses.dataclass(frozen=True)
+class ConsumeStats:
+    """Counts since the loop was made, and where it stands.
+
+    Attributes:
+        records: Records read.
+        events: Events applied to the sink.
+        duplicates: Events dropped because their id had been seen.
+        refused: Records that were no events, and became dead letters.
+        snapshots: Snapshots written.
+        resets: Offsets that retention had taken.
+        lag: Records still to be read, in this member's partitions.
+        lag_age_s: How long ago the last record read had been written, while there is a lag; else 0.
+    """
+
+    records: int
+    events: int
+    duplicates: int
+    refused: int
+    snapshots: int
+    resets: int
+    lag: int
+    lag_age_s: float
+
+
+class ConsumeLoop:
+    """One consumer of one topic with its sink. Owned by one thread; `stats` may be read by others.
+
+    Invariant: the sink holds exactly the events below `_offsets`, per partition, each id once
+    (within the window of ids).
+    """
+
+    def __init__(
+        self,
+        event_log: EventLog,
+        topic: str,
+        group: str,
+        *,
+        open_sink: Callable[[bytes | None], Sink],
+        snapshot_path: Path | None,
+        dead_letters: DeadLetters | None = None,
+        options: ConsumeOptions | None = None,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Restore the sink and its offsets; the group is joined by the first `step`.
+
+        Args:
+            open_sink: Makes the sink from a snapshot's bytes, or an empty one from None.
+            snapshot_path: Where state and offsets are kept; None keeps them in memory only.
+            dead_letters: Takes records that are no events; None only counts them.
+
+        A damaged snapshot is moved aside, logged, and the state is rebuilt from the log.
+        """
+        self._log = event_log
+        self._topic = topic
+        self._group = group
+        self._snapshot_path = snapshot_path
+        self._dead_letters = dead_letters
+        self._options = ConsumeOptions() if options is None else options
+        self._clock = clock
+        self._monotonic = monotonic
+        self._consumer: Consumer | None = None
+        self._offsets: dict[int, int] = {}
+        self._held: set[int] = set()
+        self._seen: dict[tuple[str, str], None] = {}
+        self._records = self._events = self._duplicates = self._refused = self._snapshots = 0
+        self._unsaved = 0
+        self._last_time_s = 0.0
+        self._lag: dict[int, int] = {}
+        self._away_since_s: float | None = None
+        body = self._restore()
+        self._rebuilding = body is None and self._options.rebuild
+        self.sink: Sink = open_sink(body)
+        self._snapshot_due_s = monotonic() + self._options.snapshot_s
+
+    def step(self, wait_s: float | None = None) -> int:
+        """Do one turn; returns how many records were read.
+
+        Raises:
+            LogUnavailable: the log is away; call again later. Nothing is lost.
+        """
+        if self._consumer is None:
+            self._consumer = self._log.consumer(self._topic, self._group, listener=self)
+        options = self._options
+        records = self._consumer.poll(
+            options.batch_events_max, options.poll_s if wait_s is None else wait_s
+        )
+        if records:
+            self._apply(records)
+        now_s = self._monotonic()
+        if self._unsaved and (
+            self._unsaved >= options.snapshot_events or now_s >= self._snapshot_due_s
+        ):
+            self.save()
+        return len(records)
+
+    def run(self, stop: threading.Event) -> None:
+        """Turn until `stop` is set, outliving a log that goes away; then save and leave."""
+        backoff_s = _BACKOFF_S_MIN
+        try:
+            while not stop.is_set():
+                try:
+                    self.step()
+                except LogUnavailable as error:
+                    if self._away_since_s is None:
+                        self._away_since_s = self._monotonic()
+                        log.warning(
+                            "service.consuming_stopped", topic=self._topic, reason=str(error)
+                        )
+                    stop.wait(backoff_s)
+                    backoff_s = min(backoff_s * 2, self._options.backoff_s_max)
+                    continue
+                backoff_s = _BACKOFF_S_MIN
+                if self._away_since_s is not None:
+                    away_s = self._monotonic() - self._away_since_s
+                    self._away_since_s = None
+                    log.info(
+                        "service.consuming_resumed", topic=self._topic, away_s=round(away_s, 3)
+                    )
+        finally:
+            self.close()
+
+    def save(self) -> bool:
+        """Write state and offsets as one, then commit; returns whether it was written.
+
+        While dead letters wait for their log nothing is written: a refused record must not be
+        passed over by an offset before its letter is safe.
+        """
+        if not self._write_snapshot():
+            return False
+        held = {p: at for p, at in self._offsets.items() if p in self._held}
+        if self._consumer is not None and held:
+            try:
+                self._consumer.commit(held)
+            except (PartitionLost, LogUnavailable) as error:
+                # The snapshot stands; the next one commits again, or the new owner goes on from
+                # what was committed before.
+                log.warning("service.commit_failed", topic=self._topic, reason=str(error))
+        return True
+
+    def stats(self) -> ConsumeStats:
+        """Return the counts, and the lag as of the last turn."""
+        lag = sum(self._lag.values())
+        age_s = max(0.0, self._clock() - self._last_time_s) if lag and self._last_time_s else 0.0
+        return ConsumeStats(
+            records=self._records,
+            events=self._events,
+            duplicates=self._duplicates,
+            refused=self._refused,
+            snapshots=self._snapshots,
+            resets=self._consumer.resets if self._consumer is not None else 0,
+            lag=lag,
+            lag_age_s=age_s,
+        )
+
+    def measure_lag(self) -> None:
+        """Ask the log how many records are still to be read; owner's thread only."""
+        if self._consumer is not None:
+            with contextlib.suppress(LogUnavailable):
+                self._lag = self._consumer.lag()
+
+    def close(self) -> None:
+        """Save, give the partitions back and leave the group."""
+        consumer, self._consumer = self._consumer, None
+        if consumer is None:
+            return
+        # `partitions_revoked` saves and says what to commit.
+        with contextlib.suppress(LogUnavailable):
+            consumer.close()
+
+    def partitions_assigned(self, committed: Mapping[int, int | None]) -> Mapping[int, int | None]:
+        """Say where new partitions start; called by the consumer."""
+        starts: dict[int, int | None] = {}
+        for partition, stored in committed.items():
+            own = self._offsets.get(partition)
+            if own is None:
+                starts[partition] = None if self._rebuilding else stored
+            else:
+                starts[partition] = own if stored is None else max(own, stored)
+        self._held |= committed.keys()
+        return starts
+
+    def partitions_revoked(self, partitions: Sequence[int]) -> Mapping[int, int]:
+        """Save before partitions go; returns what is committed for them; called by the consumer."""
+        saved = self._write_snapshot() if self._unsaved else True
+        self._held -= set(partitions)
+        if not saved:
+            return {}
+        return {p: self._offsets[p] for p in partitions if p in self._offsets}
+
+    def partitions_lost(self, partitions: Sequence[int]) -> None:
+        """Learn that partitions went without a word; called by the consumer."""
+        self._held -= set(partitions)
+
+    def _apply(self, records: Sequence[Record]) -> None:
+        events: list[Event] = []
+        seen = self._seen
+        dedup = self._options.dedup_events
+        bytes_max = self._options.event_bytes_max
+        offsets = self._offsets
+        for record in records:
+            offsets[record.partition] = record.offset + 1
+            if record.value is None:
+                continue
+            try:
+                event = decode(record.value, bytes_max=bytes_max)
+            except EventError as error:
+                self._refused += 1
+                if self._dead_letters is not None:
+                    self._dead_letters.put(record.value, error, origin=record)
+                continue
+            if dedup:
+                # Per tenant: nobody can suppress another tenant's event by guessing its id.
+                identity = (event.tenant, event.id)
+                if identity in seen:
+                    self._duplicates += 1
+                    continue
+                seen[identity] = None
+            events.append(event)
+        self._forget(len(seen) - dedup)
+        if events:
+            self.sink.apply(events)
+        self._records += len(records)
+        self._events += len(events)
+        self._unsaved += len(records)
+        self._last_time_s = records[-1].time_s
+        if self._dead_letters is not None:
+            self._dead_letters.flush()
+
+    def _forget(self, count: int) -> None:
+        if count > 0:
+            for identity in [key for key, _ in zip(self._seen, range(count), strict=False)]:
+                del self._seen[identity]
+
+    def _write_snapshot(self) -> bool:
+        if self._dead_letters is not None and not self._dead_letters.flush():
+            return False
+        if self._snapshot_path is not None:
+            header: dict[str, Any] = {
+                "topic": self._topic,
+                "group": self._group,
+                "offsets": [[p, at] for p, at in sorted(self._offsets.items())],
+                "seen": [list(identity) for identity in self._seen],
+                "time_s": self._clock(),
+            }
+            try:
+                write_snapshot(self._snapshot_path, header, self.sink.to_snapshot())
+            except OSError as error:
+                log.error(
+                    "service.snapshot_failed", file=str(self._snapshot_path), reason=str(error)
+                )
+                self._snapshot_due_s = self._monotonic() + self._options.snapshot_s
+                return False
+            self._snapshots += 1
+        self._unsaved = 0
+        self._rebuilding = False
+        self._snapshot_due_s = self._monotonic() + self._options.snapshot_s
+        return True
+
+    def _restore(self) -> bytes | None:
+        path = self._snapshot_path
+        if path is None:
+            return None
+        try:
+            found = read_snapshot(path)
+        except CorruptError as error:
+            aside = path.with_name(path.name + ".damaged")
+            path.replace(aside)
+            log.error("service.snapshot_damaged", reason=str(error), moved_to=str(aside))
+            return None
+        if found is None:
+            return None
+        header, body = found
+        if header.get("topic") != self._topic:
+            raise ConfigError(
+                f"{path}: expected a snapshot of topic {self._topic}, found one of "
+                f"{header.get('topic')}; give each topic its own file"
+            )
+        self._offsets = {int(p): int(at) for p, at in header["offsets"]}
+        self._seen = {(tenant, event_id): None for tenant, event_id in header["seen"]}
+        log.info(
+            "service.snapshot_restored", file=str(path), bytes=len(body), offsets=self._offsets
+        )
+        return body

@@ -1,0 +1,86 @@
+"""One file that holds a state and the offsets that it includes, together or not at all.
+
+Layout, little-endian: magic `STOKSNP1`, version u32, header length u32, body length u64, CRC-32 of
+header and body u32, then the header (JSON: offsets, recent event ids, counts) and the body (the
+sink's own bytes). Written to a temporary file, synced, renamed over the old one, and the folder
+synced: a crash at any point leaves the old snapshot or the new one.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+from stoker.errors import CorruptError
+
+MAGIC: Final = b"STOKSNP1"
+VERSION: Final = 1
+_PREFIX: Final = struct.Struct("<8sIIQI")
+
+
+def write_snapshot(path: Path, header: dict[str, Any], body: bytes) -> None:
+    """Replace the snapshot; durable when it returns.
+
+    Raises:
+        OSError: it could not be written; the old snapshot is still there.
+    """
+    head = orjson.dumps(header)
+    checksum = zlib.crc32(body, zlib.crc32(head))
+    prefix = _PREFIX.pack(MAGIC, VERSION, len(head), len(body), checksum)
+    # One name per process: two that are started on one folder by mistake do not mix their bytes.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(prefix)
+            file.write(head)
+            file.write(body)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def read_snapshot(path: Path) -> tuple[dict[str, Any], bytes] | None:
+    """Read the snapshot back as (header, body); None where there is none.
+
+    Raises:
+        CorruptError: the file is not a whole snapshot of a known version; names file and offset.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    if len(data) < _PREFIX.size:
+        raise CorruptError(
+            f"{path}: offset {len(data)}: expected {_PREFIX.size} bytes of prefix, the file ends"
+        )
+    magic, version, head_length, body_length, checksum = _PREFIX.unpack_from(data)
+    if magic != MAGIC:
+        raise CorruptError(f"{path}: offset 0: expected magic {MAGIC!r}, found {magic!r}")
+    if version != VERSION:
+        raise CorruptError(f"{path}: offset 8: expected version {VERSION}, found {version}")
+    whole = _PREFIX.size + head_length + body_length
+    if len(data) != whole:
+        raise CorruptError(
+            f"{path}: offset {min(len(data), whole)}: expected {whole} bytes in all, "
+            f"found {len(data)}"
+        )
+    found = zlib.crc32(memoryview(data)[_PREFIX.size :])
+    if found != checksum:
+        raise CorruptError(
+            f"{path}: offset {_PREFIX.size}: expected CRC {checksum:08x}, found {found:08x}"
+        )
+    split = _PREFIX.size + head_length
+    return orjson.loads(data[_PREFIX.size : split]), data[split:]
