@@ -1,0 +1,264 @@
+// Demand: pages that somebody waits for.
+#include <algorithm>
+#include <utility>
+
+#include "page_pool_impl.hpp"
+#include "stoker/errors.hpp"
+
+namespace stoker {
+namespace {
+
+// Adjacent pages of one fetch are one read up to this size.
+constexpr std::size_t kDemandRunBytesMax = 128u << 10;
+// New demand pages survive one pass of the clock: whoever wanted them may come again soon.
+constexpr std::uint8_t kDemandWeight = 1;
+
+}  // namespace
+
+// ---- PinnedPages -------------------------------------------------------------------------------
+
+struct PinnedPages::State {
+  struct Entry {
+    const std::byte* data = nullptr;
+    std::uint32_t frame = kAbsent;
+    PageStatus status = PageStatus::deadline;
+    std::shared_ptr<PageBuffer> buffer;
+  };
+
+  State(PagePool::Impl& owner, std::size_t count) : pool(owner), entries(count) {}
+  ~State() {
+    // Release: what was read through the pin happened before the frame is used again.
+    for (const Entry& entry : entries) {
+      if (entry.frame != kAbsent) {
+        pool.frames[entry.frame].pins.fetch_sub(1, std::memory_order_release);
+      }
+    }
+  }
+  State(const State&) = delete;
+  State& operator=(const State&) = delete;
+
+  PagePool::Impl& pool;
+  std::vector<Entry> entries;
+  std::uint64_t reads = 0;
+  std::uint64_t bytes = 0;
+};
+
+PinnedPages::PinnedPages() = default;
+PinnedPages::PinnedPages(PinnedPages&&) noexcept = default;
+PinnedPages& PinnedPages::operator=(PinnedPages&&) noexcept = default;
+PinnedPages::~PinnedPages() = default;
+
+std::size_t PinnedPages::size() const noexcept { return state_ ? state_->entries.size() : 0; }
+
+const std::byte* PinnedPages::data(std::size_t i) const noexcept {
+  return state_->entries[i].data;
+}
+
+PageStatus PinnedPages::status(std::size_t i) const noexcept { return state_->entries[i].status; }
+
+std::uint64_t PinnedPages::reads() const noexcept { return state_ ? state_->reads : 0; }
+
+std::uint64_t PinnedPages::bytes_read() const noexcept { return state_ ? state_->bytes : 0; }
+
+void PinnedPages::release() noexcept { state_.reset(); }
+
+// ---- fetch -------------------------------------------------------------------------------------
+
+namespace {
+
+struct Open {
+  std::size_t entry;
+  PendingRef page;
+};
+
+// Ends what was begun and never given to a job, so that nobody waits for it in vain.
+class BegunPages {
+ public:
+  explicit BegunPages(PagePool::Impl& pool) : pool_(pool) {}
+  ~BegunPages() {
+    if (pages_.empty()) return;
+    const std::lock_guard<std::mutex> lock(pool_.mutex);
+    for (const PendingRef& page : pages_) pool_.finish_pending(*page, PageStatus::io_error);
+  }
+  BegunPages(const BegunPages&) = delete;
+  BegunPages& operator=(const BegunPages&) = delete;
+
+  bool empty() const noexcept { return pages_.empty(); }
+  std::vector<PendingRef> take() noexcept { return std::exchange(pages_, {}); }
+  void add(const PendingRef& page) {
+    try {
+      pages_.push_back(page);
+    } catch (...) {
+      pool_.finish_pending(*page, PageStatus::io_error);
+      throw;
+    }
+  }
+
+ private:
+  PagePool::Impl& pool_;
+  std::vector<PendingRef> pages_;
+};
+
+// Cuts the pages into runs of neighbors and sends them off.
+void submit_runs(ReadJob& job, std::vector<PendingRef> pages, std::size_t run_pages_max) {
+  const auto order = [](const PendingRef& left, const PendingRef& right) {
+    return left->store != right->store ? left->store->id < right->store->id
+                                       : left->page < right->page;
+  };
+  std::sort(pages.begin(), pages.end(), order);
+  for (std::size_t first = 0; first < pages.size();) {
+    std::size_t last = first + 1;
+    while (last < pages.size() && last - first < run_pages_max &&
+           pages[last]->store == pages[first]->store &&
+           pages[last]->page == pages[last - 1]->page + 1) {
+      ++last;
+    }
+    job.submit({std::make_move_iterator(pages.begin() + static_cast<std::ptrdiff_t>(first)),
+                std::make_move_iterator(pages.begin() + static_cast<std::ptrdiff_t>(last))});
+    first = last;
+  }
+  job.flush();
+}
+
+// Under the mutex: the read to wait for, somebody's or a new one.
+PendingRef miss(PagePool::Impl& pool, Store& store, PageNumber number, BegunPages& begun) {
+  if (PendingRef page = pool.find_pending(store, number)) {
+    if (page->owner != &begun) ++pool.totals.joined_reads;
+    return page;
+  }
+  const std::uint32_t frame = pool.take_frame(true, 0);
+  PendingRef page = pool.begin_pending(store, number, frame);
+  page->weight = kDemandWeight;
+  page->owner = &begun;
+  begun.add(page);
+  if (frame == kAbsent) ++pool.totals.overflow_pages;
+  return page;
+}
+
+class DemandWait {
+ public:
+  explicit DemandWait(PagePool::Impl& pool) : pool_(pool), began_(Clock::now()) {
+    pool_.demand_begins();
+  }
+  ~DemandWait() {
+    pool_.demand_ends();
+    const auto waited = Clock::now() - began_;
+    pool_.demand_wait_us.fetch_add(
+        static_cast<std::uint64_t>(
+            std::chrono::duration_cast<std::chrono::microseconds>(waited).count()),
+        std::memory_order_relaxed);
+  }
+  DemandWait(const DemandWait&) = delete;
+  DemandWait& operator=(const DemandWait&) = delete;
+
+ private:
+  PagePool::Impl& pool_;
+  const Clock::time_point began_;
+};
+
+// Waits for the pages that other threads read, until all have ended or the deadline comes.
+void wait_for_others(std::unique_lock<std::mutex>& lock, const std::vector<Open>& open,
+                     const Deadline& deadline) {
+  Waiter waiter;
+  for (const Open& item : open) {
+    if (item.page->ended) continue;
+    item.page->waiters.push_back(&waiter);
+    ++waiter.outstanding;
+  }
+  const auto all = [&waiter] { return waiter.outstanding == 0; };
+  if (!deadline) {
+    waiter.done.wait(lock, all);
+  } else if (!waiter.done.wait_until(lock, *deadline, all)) {
+    for (const Open& item : open) {
+      auto& waiters = item.page->waiters;
+      waiters.erase(std::remove(waiters.begin(), waiters.end(), &waiter), waiters.end());
+    }
+  }
+}
+
+}  // namespace
+
+PinnedPages PagePool::fetch(const PageRef* wanted, std::size_t count, Deadline deadline) {
+  Impl& pool = *impl_;
+  PinnedPages result;
+  result.state_ = std::make_unique<PinnedPages::State>(pool, count);
+  PinnedPages::State& state = *result.state_;
+  const auto take = [&](std::size_t i, std::uint32_t frame) {
+    state.entries[i].frame = frame;
+    state.entries[i].data = pool.frame_bytes(frame);
+    state.entries[i].status = PageStatus::ok;
+  };
+  std::vector<Open> open;
+  BegunPages begun(pool);
+  {
+    const std::lock_guard<std::mutex> lock(pool.mutex);
+    for (std::size_t i = 0; i < count; ++i) {
+      const Store& store = pool.store_at(wanted[i].store);
+      if (wanted[i].page >= store.spec.page_count) {
+        throw BadInput(store.spec.path + ": page " + std::to_string(wanted[i].page) +
+                       " was asked for, of " + std::to_string(store.spec.page_count));
+      }
+    }
+    try {
+      for (std::size_t i = 0; i < count; ++i) {
+        Store& store = pool.store_at(wanted[i].store);
+        const PageNumber number = wanted[i].page;
+        const std::uint32_t frame = store.table[number].load(std::memory_order_relaxed);
+        if (frame != kAbsent) {
+          Frame& entry = pool.frames[frame];
+          entry.pins.fetch_add(1, std::memory_order_relaxed);
+          pool.clock[frame].fetch_or(kTouchedBit, std::memory_order_relaxed);
+          pool.note_use(entry);
+          take(i, frame);
+        } else if (store.quarantined[number]) {
+          state.entries[i].status = PageStatus::corrupt;
+        } else {
+          if (open.empty()) open.reserve(count - i);
+          open.push_back({i, miss(pool, store, number, begun)});
+          ++open.back().page->wanted;
+        }
+      }
+    } catch (...) {
+      for (const Open& item : open) {
+        if (item.page) --item.page->wanted;
+      }
+      throw;
+    }
+  }
+  if (open.empty()) return result;
+
+  const DemandWait waiting(pool);
+  if (!begun.empty()) {
+    auto job = std::make_unique<ReadJob>(pool, false);
+    const std::size_t run_pages_max =
+        std::max<std::size_t>(1, kDemandRunBytesMax / pool.options.page_bytes);
+    submit_runs(*job, begun.take(), run_pages_max);
+    while (!job->idle() && job->step(deadline)) {
+    }
+    state.reads = job->reads();
+    state.bytes = job->bytes();
+    if (!job->idle()) pool.adopt(std::move(job));
+  }
+
+  std::unique_lock<std::mutex> lock(pool.mutex);
+  wait_for_others(lock, open, deadline);
+  for (const Open& item : open) {
+    PinnedPages::State::Entry& entry = state.entries[item.entry];
+    Pending& page = *item.page;
+    if (!page.ended) {
+      --page.wanted;
+      entry.status = PageStatus::deadline;
+    } else if (page.status != PageStatus::ok) {
+      entry.status = page.status;
+    } else if (page.frame != kAbsent) {
+      take(item.entry, page.frame);
+    } else {
+      entry.buffer = page.buffer;
+      entry.data = page.bytes;
+      entry.status = PageStatus::ok;
+    }
+  }
+  return result;
+}
+
+}  // namespace stoker

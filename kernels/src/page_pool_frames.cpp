@@ -1,0 +1,285 @@
+// Frames: who gets one, whose is taken, and when it may be used again.
+//
+// Eviction is generalised CLOCK: a counter of 0 ... 7 for each frame, raised when the hand finds
+// the frame touched since its last pass, lowered when not; at 0 the page goes.
+// Source: Smith, "Sequentiality and prefetching in database systems", ACM TODS 3(3), 1978. Ours
+// bounds the walk of one eviction, takes the lowest counter seen when it runs out, and leaves
+// sticky pages out of the ring, so that a pool full of them costs a miss nothing.
+// Reclamation is by epochs; source: Fraser, "Practical lock-freedom", 2004, section 5.2.3. Ours
+// has one reader slot a guard instead of three generations of lists.
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <functional>
+
+#include "page_pool_impl.hpp"
+
+namespace stoker {
+namespace {
+
+constexpr std::uint32_t kHandStepsMax = 1024;
+constexpr std::uint32_t kAheadMax = 256;
+
+std::uint32_t thread_number() noexcept {
+  static std::atomic<std::uint32_t> threads{0};
+  thread_local const std::uint32_t number = threads.fetch_add(1, std::memory_order_relaxed);
+  return number;
+}
+
+}  // namespace
+
+// ---- readers -----------------------------------------------------------------------------------
+//
+// A guard stores its epoch, then loads translations; an evictor stores kAbsent, then loads the
+// guards' epochs. All four are sequentially consistent: at least one side sees the other.
+
+PagePool::ReadGuard::ReadGuard(const PagePool& pool) noexcept : pool_(pool), slot_(kNoSlot) {
+  Impl& impl = *pool.impl_;
+  const std::uint64_t now = impl.epoch.load(std::memory_order_seq_cst);
+  const std::uint32_t first = thread_number() % kReaderSlots;
+  for (std::uint32_t tries = 0; tries < kReaderSlots; ++tries) {
+    const std::uint32_t slot = (first + tries) % kReaderSlots;
+    std::uint32_t used = impl.reader_slots_used.load(std::memory_order_seq_cst);
+    while (used <= slot && !impl.reader_slots_used.compare_exchange_weak(used, slot + 1)) {
+    }
+    std::atomic<std::uint64_t>& announced = impl.readers[slot].epoch;
+    std::uint64_t nobody = 0;
+    if (announced.load(std::memory_order_relaxed) == 0 &&
+        announced.compare_exchange_strong(nobody, now, std::memory_order_seq_cst)) {
+      slot_ = slot;
+      return;
+    }
+  }
+  impl.readers_without_slot.fetch_add(1, std::memory_order_seq_cst);
+}
+
+PagePool::ReadGuard::~ReadGuard() {
+  if (slot_ == kNoSlot) {
+    pool_.impl_->readers_without_slot.fetch_sub(1, std::memory_order_release);
+  } else {
+    pool_.impl_->readers[slot_].epoch.store(0, std::memory_order_release);
+  }
+}
+
+std::uint64_t PagePool::Impl::oldest_reader() const noexcept {
+  if (readers_without_slot.load(std::memory_order_seq_cst) > 0) return 0;
+  std::uint64_t oldest = UINT64_MAX;
+  const std::uint32_t used = reader_slots_used.load(std::memory_order_seq_cst);
+  for (std::uint32_t slot = 0; slot < used; ++slot) {
+    const std::uint64_t announced = readers[slot].epoch.load(std::memory_order_seq_cst);
+    if (announced != 0) oldest = std::min(oldest, announced);
+  }
+  return oldest;
+}
+
+// ---- the ring of the clock ---------------------------------------------------------------------
+
+// Just behind the hand: the last to be looked at.
+void PagePool::Impl::ring_insert(std::uint32_t frame) {
+  Frame& entry = frames[frame];
+  if (hand == kAbsent) {
+    entry.next = entry.previous = hand = frame;
+  } else {
+    entry.next = hand;
+    entry.previous = frames[hand].previous;
+    frames[entry.previous].next = frame;
+    frames[hand].previous = frame;
+  }
+  ++ring_size;
+}
+
+void PagePool::Impl::ring_remove(std::uint32_t frame) {
+  Frame& entry = frames[frame];
+  if (entry.next == frame) {
+    hand = kAbsent;
+  } else {
+    if (hand == frame) hand = entry.next;
+    frames[entry.previous].next = entry.next;
+    frames[entry.next].previous = entry.previous;
+  }
+  entry.next = entry.previous = kAbsent;
+  --ring_size;
+}
+
+void PagePool::Impl::set_sticky(std::uint32_t frame, bool sticky) {
+  Frame& entry = frames[frame];
+  if (entry.sticky == sticky) return;
+  entry.sticky = sticky;
+  StoreStats& stats = store_at(entry.store).stats;
+  if (sticky) {
+    ring_remove(frame);
+    ++stats.sticky;
+  } else {
+    ring_insert(frame);
+    --stats.sticky;
+  }
+}
+
+void PagePool::Impl::note_use(Frame& frame) {
+  if (!frame.prefetched) return;
+  frame.prefetched = false;
+  ++store_at(frame.store).stats.prefetched_useful;
+}
+
+std::uint32_t PagePool::Impl::pick_victim(std::uint32_t spare) {
+  std::uint32_t best = kAbsent;
+  unsigned best_weight = kWeightMax + 1u;
+  const std::uint64_t whole = static_cast<std::uint64_t>(ring_size) * (kWeightMax + 2u);
+  const auto steps = static_cast<std::uint32_t>(std::min<std::uint64_t>(whole, kHandStepsMax));
+  for (std::uint32_t step = 0; step < steps; ++step) {
+    const std::uint32_t frame = hand;
+    Frame& entry = frames[frame];
+    hand = entry.next;
+    if (spare != 0 && entry.load_stamp == spare) continue;
+    if (entry.pins.load(std::memory_order_acquire) > 0) continue;
+    // A touch that comes between this load and the store is lost; the next one is not.
+    const std::uint8_t seen = clock[frame].load(std::memory_order_relaxed);
+    unsigned weight = seen & kWeightMask;
+    if ((seen & kTouchedBit) != 0) {
+      note_use(entry);
+      weight = std::min<unsigned>(weight + 1, kWeightMax);
+    } else if (weight == 0) {
+      return frame;
+    } else {
+      --weight;
+    }
+    clock[frame].store(static_cast<std::uint8_t>(weight), std::memory_order_relaxed);
+    if (weight < best_weight) {
+      best = frame;
+      best_weight = weight;
+    }
+  }
+  return best;
+}
+
+// ---- the life of a frame -----------------------------------------------------------------------
+
+std::uint32_t PagePool::Impl::take_frame(bool evict, std::uint32_t spare) {
+  const auto used = [this] { return resident_count + reading_count + limbo_count; };
+  const auto room = [&] { return used() < capacity; };
+  const std::uint32_t ahead = std::clamp<std::uint32_t>(capacity / 64, 1, kAheadMax);
+  const auto evict_some = [&](std::uint32_t most) {
+    for (std::uint32_t i = 0; i < most; ++i) {
+      const std::uint32_t victim = pick_victim(spare);
+      if (victim == kAbsent) return;
+      evict_frame(victim);
+    }
+  };
+  if (pressed && evict) {
+    // Evict before the last frame is gone: what lies in limbo needs time until readers let it go.
+    const std::uint32_t spare_frames = capacity > used() ? capacity - used() : 0;
+    if (spare_frames > 2 * ahead) {
+      pressed = false;
+    } else if (spare_frames + limbo_count < ahead / 2) {
+      evict_some(2);
+    }
+  }
+  if (!room()) reclaim();
+  if (!room() && evict) {
+    pressed = true;
+    if (limbo_count < 2 * ahead) evict_some(ahead);
+    reclaim();
+  }
+  if (!room()) return kAbsent;
+  const std::uint32_t frame = free_frames.back();
+  free_frames.pop_back();
+  frames[frame].state = FrameState::reading;
+  ++reading_count;
+  return frame;
+}
+
+void PagePool::Impl::install(std::uint32_t frame, const Pending& arrived) {
+  Frame& entry = frames[frame];
+  Store& store = *arrived.store;
+  entry.pins.store(arrived.wanted, std::memory_order_relaxed);
+  entry.store = store.id;
+  entry.page = arrived.page;
+  entry.load_stamp = arrived.load_stamp;
+  entry.state = FrameState::resident;
+  entry.sticky = arrived.sticky;
+  entry.prefetched = arrived.prefetch;
+  --reading_count;
+  ++resident_count;
+  ++store.stats.resident;
+  if (entry.sticky) {
+    ++store.stats.sticky;
+  } else {
+    ring_insert(frame);
+  }
+  // Whoever asked for the page is about to use it.
+  const std::uint8_t touched = arrived.wanted > 0 ? kTouchedBit : 0;
+  clock[frame].store(static_cast<std::uint8_t>(arrived.weight | touched),
+                     std::memory_order_relaxed);
+  store.table[arrived.page].store(frame, std::memory_order_seq_cst);
+}
+
+void PagePool::Impl::put_back(std::uint32_t frame) {
+  frames[frame].state = FrameState::free;
+  --reading_count;
+  free_frames.push_back(frame);
+}
+
+void PagePool::Impl::evict_frame(std::uint32_t frame) {
+  Frame& entry = frames[frame];
+  Store& store = store_at(entry.store);
+  if ((clock[frame].load(std::memory_order_relaxed) & kTouchedBit) != 0) note_use(entry);
+  if (entry.prefetched) ++store.stats.prefetched_unused;
+  entry.prefetched = false;
+  if (entry.sticky) {
+    entry.sticky = false;
+    --store.stats.sticky;
+  } else {
+    ring_remove(frame);
+  }
+  store.table[entry.page].store(kAbsent, std::memory_order_seq_cst);
+  entry.state = FrameState::limbo;
+  limbo.push_back({frame, epoch.fetch_add(1, std::memory_order_seq_cst)});
+  --resident_count;
+  ++limbo_count;
+  --store.stats.resident;
+  ++store.stats.evictions;
+  ++totals.evictions;
+}
+
+void PagePool::Impl::reclaim() {
+  if (limbo_count == 0) return;
+  const std::uint64_t oldest = oldest_reader();
+  const auto free_now = [this](std::uint32_t frame) {
+    frames[frame].state = FrameState::free;
+    free_frames.push_back(frame);
+    --limbo_count;
+  };
+  while (!limbo.empty() && limbo.front().stamp < oldest) {
+    const Limbo entry = limbo.front();
+    limbo.pop_front();
+    if (frames[entry.frame].pins.load(std::memory_order_acquire) == 0) {
+      free_now(entry.frame);
+    } else {
+      limbo_pinned.push_back(entry);
+    }
+  }
+  const auto still_pinned = [&](const Limbo& entry) {
+    if (frames[entry.frame].pins.load(std::memory_order_acquire) > 0) return true;
+    free_now(entry.frame);
+    return false;
+  };
+  limbo_pinned.erase(
+      std::partition(limbo_pinned.begin(), limbo_pinned.end(), still_pinned),
+      limbo_pinned.end());
+}
+
+// Frames that no page is in need no memory until their next use; they go to the far end of the
+// free list.
+void PagePool::Impl::give_memory_back() noexcept {
+  std::sort(free_frames.begin(), free_frames.end(), std::greater<>());
+  constexpr std::size_t kSystemPage = 4096;
+  if (options.page_bytes % kSystemPage != 0) return;
+  for (std::size_t i = 0; i < free_frames.size();) {
+    std::size_t j = i + 1;
+    while (j < free_frames.size() && free_frames[j] + 1 == free_frames[j - 1]) ++j;
+    ::madvise(frame_bytes(free_frames[j - 1]), (j - i) * options.page_bytes, MADV_DONTNEED);
+    i = j;
+  }
+}
+
+}  // namespace stoker

@@ -1,0 +1,254 @@
+// The inside of the page pool. Private to page_pool*.cpp.
+//
+// One mutex guards all bookkeeping; it is never held over I/O, over a checksum, or by a reader of
+// the hot path. A frame is in exactly one of four states:
+//
+//   free --take_frame--> reading --finish--> resident --evict--> limbo --reclaim--> free
+//                           `------ failed ------------------------------------------^
+//
+// In limbo it waits for the readers that may still see its old page: each eviction is stamped with
+// the epoch, each ReadGuard announces the epoch it began in, and a frame is free again once every
+// announced epoch is younger than its stamp.
+#pragma once
+
+#include <array>
+#include <condition_variable>
+#include <deque>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "stoker/page_io.hpp"
+#include "stoker/page_pool.hpp"
+
+namespace stoker {
+
+constexpr std::uint8_t kTouchedBit = 0x80;
+constexpr std::uint8_t kWeightMask = 0x07;
+constexpr std::uint8_t kWeightMax = 7;
+
+// Memory of its own for one page, when the pool has no frame for it.
+struct PageBuffer {
+  explicit PageBuffer(std::size_t bytes);
+  ~PageBuffer();
+  PageBuffer(const PageBuffer&) = delete;
+  PageBuffer& operator=(const PageBuffer&) = delete;
+  std::byte* data;
+};
+
+enum class FrameState : std::uint8_t { free, reading, resident, limbo };
+
+struct Frame {
+  std::atomic<std::uint32_t> pins{0};   // raised under the mutex, lowered by anyone
+  StoreId store = 0;
+  PageNumber page = 0;
+  std::uint32_t next = kAbsent;         // the clock's ring: resident frames that are not sticky
+  std::uint32_t previous = kAbsent;
+  std::uint32_t load_stamp = 0;         // the load() that brought it, 0 for demand
+  FrameState state = FrameState::free;
+  bool sticky = false;
+  bool prefetched = false;              // by load(), and not known to be of use yet
+};
+
+struct Store {
+  Store(StoreId id, StoreSpec&& spec, bool direct);
+
+  StoreId id;
+  const StoreSpec spec;
+  PageFile file;
+  std::unique_ptr<std::atomic<std::uint32_t>[]> table;
+  std::vector<bool> quarantined;
+  std::uint32_t pending_count = 0;   // pages being read
+  std::uint32_t load_count = 0;      // calls of load() that are under way
+  bool removing = false;
+  StoreStats stats;
+};
+
+// Whoever waits for pages that another thread reads.
+struct Waiter {
+  std::condition_variable done;
+  std::size_t outstanding = 0;
+};
+
+// One page on its way. Guarded by the mutex, but for the bytes, which belong to the reading job.
+struct Pending {
+  Store* store = nullptr;
+  PageNumber page = 0;
+  std::uint32_t frame = kAbsent;        // or, without a frame:
+  std::shared_ptr<PageBuffer> buffer;
+  std::byte* bytes = nullptr;
+  std::uint32_t wanted = 0;             // pins that the frame gets when it is installed
+  std::uint32_t load_stamp = 0;
+  std::uint8_t weight = 0;
+  bool sticky = false;
+  bool prefetch = false;
+  const void* owner = nullptr;          // the fetch() that reads it
+  bool ended = false;
+  PageStatus status = PageStatus::ok;
+  std::vector<Waiter*> waiters;
+};
+using PendingRef = std::shared_ptr<Pending>;
+
+// One read of adjacent pages.
+struct Run : ReadRequest {
+  std::vector<PendingRef> pages;
+  std::size_t index = 0;   // its place in ReadJob::runs_
+  bool second_try = false;
+};
+
+// A reader's announcement: 0, or the epoch that its guard began in.
+struct alignas(64) ReaderSlot {
+  std::atomic<std::uint64_t> epoch{0};
+};
+constexpr std::uint32_t kReaderSlots = 256;
+constexpr std::uint32_t kNoSlot = kReaderSlots;
+
+class ReadJob;
+
+struct PagePool::Impl {
+  explicit Impl(const PoolOptions& options);
+  ~Impl();
+
+  // ---- page_pool.cpp: stores and facts
+  Store& store_at(StoreId id) const;   // throws BadInput
+  Store* store_or_null(StoreId id) const noexcept;
+  void require_rising(const Store& store, const PageNumber* pages, std::size_t count) const;
+  const std::byte* frame_bytes(std::uint32_t frame) const noexcept {
+    return slab + static_cast<std::size_t>(frame) * options.page_bytes;
+  }
+  std::byte* frame_bytes(std::uint32_t frame) noexcept {
+    return slab + static_cast<std::size_t>(frame) * options.page_bytes;
+  }
+  void set_capacity(std::uint32_t frames_wanted);
+
+  // ---- page_pool_frames.cpp: all under the mutex
+  // A frame in state reading, or kAbsent. `evict` allows to take it from another page, but never
+  // from one that the load of stamp `spare` brought.
+  std::uint32_t take_frame(bool evict, std::uint32_t spare);
+  void install(std::uint32_t frame, const Pending& pending);
+  void put_back(std::uint32_t frame);              // reading -> free
+  void evict_frame(std::uint32_t frame);           // resident -> limbo
+  void reclaim();                                  // limbo -> free, as far as readers allow
+  std::uint32_t pick_victim(std::uint32_t spare);
+  void ring_insert(std::uint32_t frame);
+  void ring_remove(std::uint32_t frame);
+  void set_sticky(std::uint32_t frame, bool sticky);
+  void note_use(Frame& frame);                     // a prefetched page proved useful
+  std::uint64_t oldest_reader() const noexcept;
+  void give_memory_back() noexcept;
+
+  // ---- page_pool_job.cpp
+  PendingRef find_pending(const Store& store, PageNumber page) const;
+  PendingRef begin_pending(Store& store, PageNumber page, std::uint32_t frame);
+  void finish_pending(Pending& pending, PageStatus status);
+  void demand_begins() noexcept;
+  void demand_ends() noexcept;
+  void adopt(std::unique_ptr<ReadJob> job);  // drives it to its end in the background
+  void reap_orphans();
+
+  PoolOptions options;
+  IoEngine io;
+  std::uint32_t frame_count = 0;                   // frames in the slab
+  std::byte* slab = nullptr;
+  std::size_t slab_mapped_bytes = 0;
+  void* slab_mapping = nullptr;
+  std::unique_ptr<Frame[]> frames;
+  std::unique_ptr<std::atomic<std::uint8_t>[]> clock;
+
+  // Readers, lock-free.
+  std::array<ReaderSlot, kReaderSlots> readers;
+  std::atomic<std::uint32_t> reader_slots_used{0};       // slots below it may be in use
+  std::atomic<std::uint32_t> readers_without_slot{0};    // while above 0, nothing is reclaimed
+  std::atomic<std::uint64_t> epoch{1};
+
+  // Stores by id, in chunks that never move, so that view() needs no lock. Ids are not reused.
+  static constexpr std::uint32_t kChunk = 256;
+  static constexpr std::uint32_t kChunks = 4096;
+  struct StoreChunk {
+    std::array<std::atomic<Store*>, kChunk> stores{};
+  };
+  std::array<std::atomic<StoreChunk*>, kChunks> store_chunks{};
+  StoreId store_count = 0;
+
+  mutable std::mutex mutex;
+  std::uint32_t capacity = 0;                      // frames that the budget allows
+  std::uint32_t resident_count = 0;
+  std::uint32_t reading_count = 0;
+  std::uint32_t limbo_count = 0;
+  std::vector<std::uint32_t> free_frames;          // taken from the back
+  struct Limbo {
+    std::uint32_t frame;
+    std::uint64_t stamp;
+  };
+  std::deque<Limbo> limbo;                         // by rising stamp
+  std::vector<Limbo> limbo_pinned;                 // of removed stores, still held by a fetch
+  std::uint32_t hand = kAbsent;
+  std::uint32_t ring_size = 0;
+  bool pressed = false;                            // frames run short: evict a little ahead
+  std::uint32_t load_stamps = 0;
+  std::unordered_map<std::uint64_t, PendingRef> pending;
+  PoolStats totals;                                // the counters that the mutex guards
+  std::atomic<std::uint64_t> demand_reads{0};
+  std::atomic<std::uint64_t> demand_bytes{0};
+  std::atomic<std::uint64_t> demand_wait_us{0};
+  std::atomic<std::uint64_t> prefetch_reads{0};
+  std::atomic<std::uint64_t> prefetch_bytes{0};
+
+  // Demand that waits for the device, and the loads that wait for it to end.
+  std::atomic<std::uint32_t> demand_waiting{0};
+  std::mutex demand_mutex;
+  std::condition_variable demand_idle;
+  std::condition_variable store_idle;              // with `mutex`: a store has no page on its way
+
+  std::mutex orphan_mutex;
+  std::condition_variable orphan_ready;
+  std::vector<std::unique_ptr<ReadJob>> orphans;
+  std::thread orphan_thread;
+  bool stopping = false;
+};
+
+// A set of reads and the queue that they go through. Owns everything that the device writes to,
+// by way of its pending pages, until the last read has ended: whoever may not wait for that gives
+// the job to the pool (Impl::adopt).
+class ReadJob {
+ public:
+  ReadJob(PagePool::Impl& pool, bool prefetch);
+  ~ReadJob();
+  ReadJob(const ReadJob&) = delete;
+  ReadJob& operator=(const ReadJob&) = delete;
+
+  // Adjacent pages of one store, by rising number, each begun and unended.
+  void submit(std::vector<PendingRef> pages);
+  void flush() { queue_->flush(); }
+  // Ends the pages of one run that came back. False when `until` came first or none is out.
+  bool step(const Deadline& until);
+  // The pages still out shall not be sticky when they arrive: their load has given up.
+  void forget_sticky();
+  std::size_t pages_out() const noexcept;
+  bool idle() const noexcept { return runs_.empty(); }
+  std::size_t inflight_bytes() const noexcept { return inflight_bytes_; }
+  std::uint64_t reads() const noexcept { return reads_; }
+  std::uint64_t bytes() const noexcept { return bytes_; }
+  std::uint64_t pages_ok() const noexcept { return pages_ok_; }
+  std::uint64_t pages_failed() const noexcept { return pages_failed_; }
+
+ private:
+  void start(std::vector<PendingRef> pages, bool second_try);
+  void end_run(Run& run);
+  void end_pages(const std::vector<PendingRef>& pages, PageStatus status);
+
+  PagePool::Impl& pool_;
+  const bool prefetch_;
+  std::unique_ptr<ReadQueue> queue_;
+  std::vector<std::unique_ptr<Run>> runs_;   // out at the device
+  std::size_t inflight_bytes_ = 0;
+  std::uint64_t reads_ = 0;
+  std::uint64_t bytes_ = 0;
+  std::uint64_t pages_ok_ = 0;
+  std::uint64_t pages_failed_ = 0;
+};
+
+}  // namespace stoker

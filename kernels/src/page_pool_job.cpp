@@ -1,0 +1,256 @@
+// Pages on their way: who reads what, the second try, and reads that outlive their caller.
+#include <algorithm>
+#include <cstdlib>
+#include <exception>
+#include <new>
+#include <utility>
+
+#include "page_pool_impl.hpp"
+#include "stoker/crc32c.hpp"
+
+namespace stoker {
+namespace {
+
+std::uint64_t key_of(StoreId store, PageNumber page) noexcept {
+  return static_cast<std::uint64_t>(store) << 32 | page;
+}
+
+}  // namespace
+
+PageBuffer::PageBuffer(std::size_t bytes)
+    : data(static_cast<std::byte*>(std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096))) {
+  if (data == nullptr) throw std::bad_alloc();
+}
+
+PageBuffer::~PageBuffer() { std::free(data); }
+
+// ---- pending pages (under the mutex) -----------------------------------------------------------
+
+PendingRef PagePool::Impl::find_pending(const Store& store, PageNumber page) const {
+  const auto found = pending.find(key_of(store.id, page));
+  return found == pending.end() ? nullptr : found->second;
+}
+
+PendingRef PagePool::Impl::begin_pending(Store& store, PageNumber page, std::uint32_t frame) {
+  PendingRef begun;
+  try {
+    begun = std::make_shared<Pending>();
+    begun->store = &store;
+    begun->page = page;
+    begun->frame = frame;
+    if (frame == kAbsent) {
+      begun->buffer = std::make_shared<PageBuffer>(options.page_bytes);
+      begun->bytes = begun->buffer->data;
+    } else {
+      begun->bytes = frame_bytes(frame);
+    }
+    pending.emplace(key_of(store.id, page), begun);
+  } catch (...) {
+    if (frame != kAbsent) put_back(frame);
+    throw;
+  }
+  ++store.pending_count;
+  return begun;
+}
+
+void PagePool::Impl::finish_pending(Pending& page, PageStatus status) {
+  Store& store = *page.store;
+  page.ended = true;
+  page.status = status;
+  if (status == PageStatus::ok) {
+    ++(page.prefetch ? store.stats.prefetched_pages : store.stats.demand_pages);
+    if (page.frame != kAbsent) {
+      install(page.frame, page);
+      if (page.wanted > 0) note_use(frames[page.frame]);
+    }
+  } else {
+    if (page.frame != kAbsent) put_back(page.frame);
+    if (status == PageStatus::corrupt) {
+      store.quarantined[page.page] = true;
+      ++store.stats.quarantined;
+    }
+  }
+  for (Waiter* waiter : page.waiters) {
+    if (--waiter->outstanding == 0) waiter->done.notify_one();
+  }
+  page.waiters.clear();
+  --store.pending_count;
+  if (store.removing) store_idle.notify_all();
+  pending.erase(key_of(store.id, page.page));   // last: it may be the page's last reference
+}
+
+// ---- demand and prefetch -----------------------------------------------------------------------
+
+void PagePool::Impl::demand_begins() noexcept {
+  demand_waiting.fetch_add(1, std::memory_order_relaxed);
+}
+
+void PagePool::Impl::demand_ends() noexcept {
+  if (demand_waiting.fetch_sub(1, std::memory_order_relaxed) != 1) return;
+  const std::lock_guard<std::mutex> lock(demand_mutex);
+  demand_idle.notify_all();
+}
+
+// ---- ReadJob -----------------------------------------------------------------------------------
+
+ReadJob::ReadJob(PagePool::Impl& pool, bool prefetch)
+    : pool_(pool), prefetch_(prefetch), queue_(pool.io.take_queue()) {}
+
+ReadJob::~ReadJob() {
+  while (!idle()) (void)step({});
+  pool_.io.give_back(std::move(queue_));
+}
+
+void ReadJob::submit(std::vector<PendingRef> pages) { start(std::move(pages), false); }
+
+void ReadJob::start(std::vector<PendingRef> pages, bool second_try) {
+  const std::size_t page_bytes = pool_.options.page_bytes;
+  const std::size_t length = pages.size() * page_bytes;
+  std::unique_ptr<Run> run;
+  try {
+    run = std::make_unique<Run>();
+    Store& store = *pages.front()->store;
+    run->file = &store.file;
+    run->offset_bytes =
+        store.spec.offset_bytes + static_cast<std::uint64_t>(pages.front()->page) * page_bytes;
+    run->length_bytes = length;
+    run->prefetch = prefetch_;
+    run->second_try = second_try;
+    for (const PendingRef& page : pages) {
+      // Frames that happen to be neighbors make one part.
+      if (!run->parts.empty()) {
+        iovec& last = run->parts.back();
+        if (static_cast<std::byte*>(last.iov_base) + last.iov_len == page->bytes) {
+          last.iov_len += page_bytes;
+          continue;
+        }
+      }
+      run->parts.push_back({page->bytes, page_bytes});
+    }
+    run->index = runs_.size();
+    if (runs_.size() == runs_.capacity()) runs_.reserve(std::max<std::size_t>(16, 2 * run->index));
+    queue_->submit(*run);
+  } catch (...) {
+    // Nothing is out; others may be waiting for these pages.
+    end_pages(pages, PageStatus::io_error);
+    return;
+  }
+  run->pages = std::move(pages);
+  runs_.push_back(std::move(run));
+  inflight_bytes_ += length;
+  bytes_ += length;
+  ++reads_;
+  (prefetch_ ? pool_.prefetch_reads : pool_.demand_reads).fetch_add(1, std::memory_order_relaxed);
+  (prefetch_ ? pool_.prefetch_bytes : pool_.demand_bytes)
+      .fetch_add(length, std::memory_order_relaxed);
+}
+
+bool ReadJob::step(const Deadline& until) {
+  ReadRequest* request = queue_->wait(until);
+  if (request == nullptr) return false;
+  const std::size_t index = static_cast<Run*>(request)->index;
+  const std::unique_ptr<Run> run = std::move(runs_[index]);
+  if (index + 1 != runs_.size()) {
+    runs_[index] = std::move(runs_.back());
+    runs_[index]->index = index;
+  }
+  runs_.pop_back();
+  inflight_bytes_ -= run->length_bytes;
+  end_run(*run);
+  return true;
+}
+
+// A page that failed is read once more, alone; its second failure is final.
+void ReadJob::end_run(Run& run) {
+  std::vector<PendingRef> failed;
+  PageStatus failure = PageStatus::io_error;
+  if (run.error != 0) {
+    failed.swap(run.pages);
+  } else {
+    failure = PageStatus::corrupt;
+    const std::size_t page_bytes = pool_.options.page_bytes;
+    const auto sound = [page_bytes](const PendingRef& page) {
+      return crc32c(page->bytes, page_bytes) == page->store->spec.checksums[page->page];
+    };
+    const auto cut = std::stable_partition(run.pages.begin(), run.pages.end(), sound);
+    failed.assign(std::make_move_iterator(cut), std::make_move_iterator(run.pages.end()));
+    run.pages.erase(cut, run.pages.end());
+    end_pages(run.pages, PageStatus::ok);
+  }
+  if (failed.empty()) return;
+  {
+    const std::lock_guard<std::mutex> lock(pool_.mutex);
+    if (failure == PageStatus::corrupt) {
+      pool_.totals.checksum_failures += failed.size();
+    } else {
+      ++pool_.totals.io_errors;
+    }
+  }
+  if (run.second_try) {
+    end_pages(failed, failure);
+  } else {
+    for (PendingRef& page : failed) start({std::move(page)}, true);
+  }
+}
+
+void ReadJob::end_pages(const std::vector<PendingRef>& pages, PageStatus status) {
+  if (pages.empty()) return;
+  const std::lock_guard<std::mutex> lock(pool_.mutex);
+  for (const PendingRef& page : pages) pool_.finish_pending(*page, status);
+  (status == PageStatus::ok ? pages_ok_ : pages_failed_) += pages.size();
+}
+
+void ReadJob::forget_sticky() {
+  const std::lock_guard<std::mutex> lock(pool_.mutex);
+  for (const auto& run : runs_) {
+    for (const PendingRef& page : run->pages) page->sticky = false;
+  }
+}
+
+std::size_t ReadJob::pages_out() const noexcept {
+  std::size_t pages = 0;
+  for (const auto& run : runs_) pages += run->pages.size();
+  return pages;
+}
+
+// ---- reads that outlive their caller -----------------------------------------------------------
+
+void PagePool::Impl::adopt(std::unique_ptr<ReadJob> job) {
+  try {
+    const std::lock_guard<std::mutex> lock(orphan_mutex);
+    orphans.reserve(orphans.size() + 1);
+    if (!orphan_thread.joinable()) orphan_thread = std::thread([this] { reap_orphans(); });
+    orphans.push_back(std::move(job));
+    orphan_ready.notify_one();
+  } catch (const std::exception&) {
+    // No thread to be had: late is better than memory that the device still writes to. The job's
+    // end waits for its reads.
+    job.reset();
+  }
+}
+
+void PagePool::Impl::reap_orphans() {
+  std::vector<std::unique_ptr<ReadJob>> mine;
+  for (;;) {
+    {
+      std::unique_lock<std::mutex> lock(orphan_mutex);
+      if (mine.empty()) {
+        orphan_ready.wait(lock, [this] { return stopping || !orphans.empty(); });
+        if (orphans.empty()) return;
+      }
+      for (auto& job : orphans) mine.push_back(std::move(job));
+      orphans.clear();
+    }
+    // In turns, so that no job waits for the slowest one.
+    for (auto& job : mine) {
+      Deadline until = Clock::now() + std::chrono::milliseconds(1);
+      while (!job->idle() && job->step(until)) {
+      }
+    }
+    mine.erase(std::remove_if(mine.begin(), mine.end(),
+                              [](const auto& job) { return job->idle(); }),
+               mine.end());
+  }
+}
+
+}  // namespace stoker

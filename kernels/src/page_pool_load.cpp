@@ -1,0 +1,245 @@
+// Prefetch: pages that nobody waits for yet, read in long runs behind all demand.
+#include <algorithm>
+
+#include "page_pool_impl.hpp"
+#include "stoker/errors.hpp"
+
+namespace stoker {
+namespace {
+
+// Runs in flight at least, within the bound on bytes: one at a time would leave the device idle
+// while this thread checks the last one.
+constexpr std::size_t kRunsInFlight = 4;
+constexpr std::size_t kPartsMax = 1024;          // IOV_MAX
+constexpr std::size_t kScanMax = 4096;           // pages looked at under one hold of the mutex
+constexpr std::size_t kTrickleBytes = 128u << 10;
+constexpr auto kLook = std::chrono::milliseconds(2);     // how soon a cancel is seen
+constexpr auto kGrace = std::chrono::milliseconds(20);   // for what is out when the time is up
+constexpr int kPassesMax = 4;
+
+class Loader {
+ public:
+  Loader(PagePool::Impl& pool, Store& store, const LoadOptions& options, std::uint32_t stamp)
+      : pool_(pool), store_(store), options_(options), stamp_(stamp),
+        job_(std::make_unique<ReadJob>(pool, true)) {
+    const std::size_t inflight = pool.options.prefetch_inflight_bytes_max;
+    const std::size_t bytes = std::min(options.run_bytes_max, inflight / kRunsInFlight);
+    run_pages_ = std::clamp<std::size_t>(bytes / pool.options.page_bytes, 1, kPartsMax);
+    last_issue_ = Clock::now();
+  }
+
+  LoadReport run(const PageNumber* pages, std::size_t count) {
+    std::vector<PageNumber> again;
+    for (int pass = 0; !pass_over(pages, count); ++pass) {
+      if (elsewhere_.empty()) break;
+      again.clear();
+      for (const PendingRef& page : elsewhere_) again.push_back(page->page);
+      if (pass + 1 == kPassesMax || !wait_elsewhere()) {
+        report_.pages_not_reached += again.size();
+        break;
+      }
+      elsewhere_.clear();
+      pages = again.data();
+      count = again.size();
+    }
+    finish();
+    return report_;
+  }
+
+ private:
+  bool stopped() const {
+    return (options_.cancel != nullptr && options_.cancel->load(std::memory_order_relaxed)) ||
+           (options_.deadline && Clock::now() >= *options_.deadline);
+  }
+
+  Deadline soon() const {
+    const auto moment = Clock::now() + kLook;
+    return options_.deadline ? std::min(moment, *options_.deadline) : moment;
+  }
+
+  // True when the call is over; false when the pages in elsewhere_ remain to be seen again.
+  bool pass_over(const PageNumber* pages, std::size_t count) {
+    std::size_t next = 0;
+    while (next < count || !job_->idle()) {
+      if (stopped()) {
+        report_.pages_not_reached += (count - next) + elsewhere_.size();
+        return true;
+      }
+      if (next < count && may_issue()) {
+        const bool trickle = pool_.demand_waiting.load(std::memory_order_relaxed) > 0;
+        issue(pages, count, next, trickle);
+      } else if (!job_->idle()) {
+        (void)job_->step(soon());
+      } else {
+        std::unique_lock<std::mutex> lock(pool_.demand_mutex);
+        pool_.demand_idle.wait_until(lock, *soon(), [this] {
+          return pool_.demand_waiting.load(std::memory_order_relaxed) == 0;
+        });
+      }
+    }
+    return false;
+  }
+
+  bool may_issue() const {
+    const std::size_t run_bytes = run_pages_ * pool_.options.page_bytes;
+    if (!job_->idle() &&
+        job_->inflight_bytes() + run_bytes > pool_.options.prefetch_inflight_bytes_max) {
+      return false;
+    }
+    if (pool_.demand_waiting.load(std::memory_order_relaxed) == 0) return true;
+    const auto pause = std::chrono::milliseconds(pool_.options.prefetch_pause_ms_max);
+    return Clock::now() - last_issue_ >= pause;
+  }
+
+  // Takes the next run of absent neighbors from pages[next ...] and sends it off.
+  void issue(const PageNumber* pages, std::size_t count, std::size_t& next, bool trickle) {
+    std::size_t most = run_pages_;
+    if (trickle) {
+      most = std::clamp<std::size_t>(kTrickleBytes / pool_.options.page_bytes, 1, run_pages_);
+    }
+    std::vector<PendingRef> run;
+    run.reserve(std::min(most, count - next));
+    {
+      const std::lock_guard<std::mutex> lock(pool_.mutex);
+      const std::size_t end = std::min(count, next + kScanMax);
+      for (; next < end && run.size() < most; ++next) {
+        if (!run.empty() && pages[next] != run.back()->page + 1) break;
+        if (!begin(pages[next], run)) break;
+      }
+    }
+    if (run.empty()) return;
+    job_->submit(std::move(run));
+    job_->flush();
+    last_issue_ = Clock::now();
+  }
+
+  // Under the mutex. Begins the page, or counts why not. False: out of memory, stop here.
+  bool begin(PageNumber number, std::vector<PendingRef>& run) {
+    const std::uint32_t frame = store_.table[number].load(std::memory_order_relaxed);
+    if (frame != kAbsent) {
+      keep(frame);
+      ++report_.pages_already;
+    } else if (store_.quarantined[number]) {
+      ++report_.pages_failed;
+    } else if (PendingRef other = pool_.find_pending(store_, number)) {
+      elsewhere_.push_back(std::move(other));
+    } else if (full_) {
+      ++report_.pages_no_room;
+    } else {
+      const std::uint32_t fresh = pool_.take_frame(options_.evict, stamp_);
+      if (fresh == kAbsent) {
+        full_ = true;
+        ++report_.pages_no_room;
+        return true;
+      }
+      PendingRef page;
+      try {
+        page = pool_.begin_pending(store_, number, fresh);
+      } catch (const std::bad_alloc&) {
+        full_ = true;
+        ++report_.pages_no_room;
+        return true;
+      }
+      page->load_stamp = stamp_;
+      page->weight = std::min(options_.weight, kWeightMax);
+      page->sticky = options_.sticky;
+      page->prefetch = true;
+      run.push_back(std::move(page));
+    }
+    return true;
+  }
+
+  // The page is there: it gets what this load would have given it.
+  void keep(std::uint32_t frame) {
+    if (options_.sticky) pool_.set_sticky(frame, true);
+    pool_.frames[frame].load_stamp = stamp_;
+    const std::uint8_t seen = pool_.clock[frame].load(std::memory_order_relaxed);
+    const std::uint8_t weight = std::min(options_.weight, kWeightMax);
+    if ((seen & kWeightMask) < weight) {
+      pool_.clock[frame].store(static_cast<std::uint8_t>((seen & kTouchedBit) | weight),
+                               std::memory_order_relaxed);
+    }
+  }
+
+  // Until the pages that demand is reading have ended. False when the time is up.
+  bool wait_elsewhere() {
+    std::unique_lock<std::mutex> lock(pool_.mutex);
+    Waiter waiter;
+    for (const PendingRef& page : elsewhere_) {
+      if (page->ended) continue;
+      page->waiters.push_back(&waiter);
+      ++waiter.outstanding;
+    }
+    const auto all = [&waiter] { return waiter.outstanding == 0; };
+    while (!stopped()) {
+      if (waiter.done.wait_until(lock, *soon(), all)) return true;
+    }
+    for (const PendingRef& page : elsewhere_) {
+      auto& waiters = page->waiters;
+      waiters.erase(std::remove(waiters.begin(), waiters.end(), &waiter), waiters.end());
+    }
+    return all();
+  }
+
+  void finish() {
+    const Deadline grace = Clock::now() + kGrace;
+    while (!job_->idle() && job_->step(grace)) {
+    }
+    report_.reads = job_->reads();
+    report_.bytes_read = job_->bytes();
+    report_.pages_loaded = job_->pages_ok();
+    report_.pages_failed += job_->pages_failed();
+    report_.pages_not_reached += job_->pages_out();
+    if (!job_->idle()) {
+      job_->forget_sticky();
+      pool_.adopt(std::move(job_));
+    }
+  }
+
+  PagePool::Impl& pool_;
+  Store& store_;
+  const LoadOptions& options_;
+  const std::uint32_t stamp_;
+  std::unique_ptr<ReadJob> job_;
+  std::size_t run_pages_ = 1;
+  Clock::time_point last_issue_;
+  std::vector<PendingRef> elsewhere_;   // pages that somebody else is reading
+  bool full_ = false;
+  LoadReport report_;
+};
+
+// Keeps the store from going while a load uses it.
+class StoreUse {
+ public:
+  StoreUse(PagePool::Impl& pool, StoreId id) : pool_(pool) {
+    const std::lock_guard<std::mutex> lock(pool_.mutex);
+    store = &pool_.store_at(id);
+    ++store->load_count;
+    if (++pool_.load_stamps == 0) ++pool_.load_stamps;
+    stamp = pool_.load_stamps;
+  }
+  ~StoreUse() {
+    const std::lock_guard<std::mutex> lock(pool_.mutex);
+    --store->load_count;
+    if (store->removing) pool_.store_idle.notify_all();
+  }
+  StoreUse(const StoreUse&) = delete;
+  StoreUse& operator=(const StoreUse&) = delete;
+
+  Store* store;
+  std::uint32_t stamp;
+
+ private:
+  PagePool::Impl& pool_;
+};
+
+}  // namespace
+
+LoadReport PagePool::load(StoreId store, const PageNumber* pages, std::size_t count,
+                          const LoadOptions& options) {
+  const StoreUse use(*impl_, store);
+  impl_->require_rising(*use.store, pages, count);
+  return Loader(*impl_, *use.store, options, use.stamp).run(pages, count);
+}
+
+}  // namespace stoker

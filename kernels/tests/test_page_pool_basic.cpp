@@ -1,0 +1,305 @@
+// The page pool, one behaviour at a time.
+#include <numeric>
+
+#include "check.hpp"
+#include "page_files.hpp"
+#include "stoker/errors.hpp"
+
+using namespace stoker;
+using stoker::testing::page_matches;
+using stoker::testing::TestFolder;
+
+namespace {
+
+constexpr std::size_t kPage = 4096;
+
+PoolOptions options_for(std::size_t frames, IoBackend backend = IoBackend::automatic,
+                        std::size_t page_bytes = kPage) {
+  PoolOptions options;
+  options.page_bytes = page_bytes;
+  options.budget_bytes = frames * page_bytes;
+  options.backend = backend;
+  return options;
+}
+
+std::vector<PageNumber> numbers(PageNumber first, PageNumber end) {
+  std::vector<PageNumber> pages(end - first);
+  std::iota(pages.begin(), pages.end(), first);
+  return pages;
+}
+
+void fetch_and_compare(PagePool& pool, StoreId store, std::uint64_t salt,
+                       const std::vector<PageNumber>& pages, std::size_t page_bytes = kPage) {
+  std::vector<PageRef> wanted;
+  for (const PageNumber page : pages) wanted.push_back({store, page});
+  const PinnedPages pinned = pool.fetch(wanted.data(), wanted.size());
+  CHECK_EQ(pinned.size(), pages.size());
+  for (std::size_t i = 0; i < pages.size(); ++i) {
+    CHECK(pinned.status(i) == PageStatus::ok);
+    CHECK(page_matches(pinned.data(i), page_bytes, salt, pages[i]));
+  }
+}
+
+void test_fetch_reads_once_and_hits_after() {
+  for (const IoBackend backend : {IoBackend::automatic, IoBackend::threads}) {
+    TestFolder folder;
+    PagePool pool(options_for(64, backend));
+    const StoreId store = pool.add_store(folder.write("a", 1, 100, kPage, 8192));
+    fetch_and_compare(pool, store, 1, {5, 99, 7, 6, 5, 0});
+    CHECK_EQ(pool.stats().demand_reads, 3u);   // 0, 5-7, 99
+    CHECK_EQ(pool.stats().demand_bytes, 5 * kPage);
+    fetch_and_compare(pool, store, 1, {0, 5, 6, 7, 99});
+    CHECK_EQ(pool.stats().demand_reads, 3u);
+    CHECK_EQ(pool.store_stats(store).resident, 5u);
+    const PagePool::View view = pool.view(store);
+    {
+      const PagePool::ReadGuard guard(pool);
+      CHECK(view.peek(1) == nullptr);
+      CHECK(page_matches(view.touch(99), kPage, 1, 99));
+    }
+    pool.check();
+  }
+}
+
+void test_overflow_comes_in_private_buffers() {
+  TestFolder folder;
+  PagePool pool(options_for(16));
+  const StoreId store = pool.add_store(folder.write("a", 2, 200, kPage));
+  std::vector<PageRef> wanted;
+  for (PageNumber page = 0; page < 200; page += 2) wanted.push_back({store, page});
+  const PinnedPages pinned = pool.fetch(wanted.data(), wanted.size());
+  for (std::size_t i = 0; i < wanted.size(); ++i) {
+    CHECK(pinned.status(i) == PageStatus::ok);
+    CHECK(page_matches(pinned.data(i), kPage, 2, wanted[i].page));
+  }
+  CHECK_EQ(pool.stats().resident_bytes, 16 * kPage);
+  CHECK_EQ(pool.stats().overflow_pages, 84u);
+  pool.check();
+}
+
+void test_eviction_keeps_the_budget() {
+  TestFolder folder;
+  PagePool pool(options_for(16));
+  const StoreId a = pool.add_store(folder.write("a", 3, 64, kPage));
+  const StoreId b = pool.add_store(folder.write("b", 4, 64, kPage));
+  for (PageNumber page = 0; page < 64; ++page) {
+    fetch_and_compare(pool, a, 3, {page});
+    fetch_and_compare(pool, b, 4, {page, 63 - page});
+    pool.check();
+  }
+  CHECK(pool.stats().resident_bytes <= 16 * kPage);
+  CHECK_EQ(pool.stats().overflow_pages, 0u);
+}
+
+void test_a_guard_keeps_frames_from_reuse() {
+  TestFolder folder;
+  PagePool pool(options_for(16));
+  const StoreId store = pool.add_store(folder.write("a", 5, 64, kPage));
+  fetch_and_compare(pool, store, 5, {0});
+  const PagePool::View view = pool.view(store);
+  const PageNumber zero = 0;
+  {
+    const PagePool::ReadGuard guard(pool);
+    const std::byte* seen = view.peek(0);
+    CHECK_EQ(pool.evict(store, &zero, 1), 1u);
+    CHECK(view.peek(0) == nullptr);
+    for (PageNumber page = 1; page < 64; ++page) fetch_and_compare(pool, store, 5, {page});
+    CHECK(page_matches(seen, kPage, 5, 0));
+    pool.check();
+  }
+  for (PageNumber page = 1; page < 64; ++page) fetch_and_compare(pool, store, 5, {page});
+  pool.check();
+}
+
+void test_load_merges_and_sticks() {
+  for (const IoBackend backend : {IoBackend::automatic, IoBackend::threads}) {
+    TestFolder folder;
+    PagePool pool(options_for(256, backend));
+    const StoreId store = pool.add_store(folder.write("a", 6, 400, kPage));
+    fetch_and_compare(pool, store, 6, {10});
+    LoadOptions options;
+    options.sticky = true;
+    std::vector<PageNumber> pages = numbers(0, 100);
+    LoadReport report = pool.load(store, pages.data(), pages.size(), options);
+    CHECK_EQ(report.pages_loaded, 99u);
+    CHECK_EQ(report.pages_already, 1u);
+    CHECK_EQ(report.reads, 2u);
+    CHECK_EQ(report.bytes_read, 99 * kPage);
+    CHECK_EQ(pool.store_stats(store).sticky, 100u);
+    pool.check();
+    for (PageNumber page = 100; page < 400; page += 10) {
+      fetch_and_compare(pool, store, 6, numbers(page, page + 10));
+    }
+    CHECK_EQ(pool.store_stats(store).sticky, 100u);
+    const std::vector<std::uint8_t> states = pool.residency(store);
+    for (PageNumber page = 0; page < 100; ++page) CHECK(states[page] == 2);
+    pool.unstick(store, pages.data(), pages.size());
+    CHECK_EQ(pool.evict(store, pages.data(), pages.size()), 100u);
+    pool.check();
+    pages = numbers(0, 400);
+    LoadOptions plain;
+    report = pool.load(store, pages.data(), pages.size(), plain);
+    CHECK_EQ(report.pages_loaded + report.pages_already + report.pages_no_room, 400u);
+    CHECK_EQ(report.pages_no_room, 144u);
+    plain.evict = true;
+    pages = numbers(300, 400);
+    report = pool.load(store, pages.data(), pages.size(), plain);
+    CHECK_EQ(report.pages_no_room, 0u);
+    pool.check();
+  }
+}
+
+void test_prefetch_accounting() {
+  TestFolder folder;
+  PagePool pool(options_for(32));
+  const StoreId store = pool.add_store(folder.write("a", 7, 32, kPage));
+  const std::vector<PageNumber> pages = numbers(0, 32);
+  CHECK_EQ(pool.load(store, pages.data(), pages.size(), {}).pages_loaded, 32u);
+  const PagePool::View view = pool.view(store);
+  {
+    const PagePool::ReadGuard guard(pool);
+    for (PageNumber page = 0; page < 8; ++page) CHECK(view.touch(page) != nullptr);
+  }
+  fetch_and_compare(pool, store, 7, {8, 9});
+  StoreStats stats = pool.store_stats(store);
+  CHECK_EQ(stats.prefetched_pages, 32u);
+  CHECK_EQ(stats.prefetched_useful, 10u);
+  CHECK_EQ(stats.prefetched_unused, 0u);
+  CHECK_EQ(pool.evict(store, pages.data(), pages.size()), 32u);
+  stats = pool.store_stats(store);
+  CHECK_EQ(stats.prefetched_useful, 10u);
+  CHECK_EQ(stats.prefetched_unused, 22u);
+  pool.check();
+}
+
+void test_budget_moves() {
+  TestFolder folder;
+  PagePool pool(options_for(64));
+  const StoreId store = pool.add_store(folder.write("a", 8, 64, kPage));
+  const std::vector<PageNumber> pages = numbers(0, 64);
+  LoadOptions sticky;
+  sticky.sticky = true;
+  pool.load(store, pages.data(), 20, sticky);
+  pool.load(store, pages.data(), 64, {});
+  CHECK_EQ(pool.stats().resident_bytes, 64 * kPage);
+  pool.set_budget(24 * kPage);
+  CHECK_EQ(pool.stats().resident_bytes, 24 * kPage);
+  pool.check();
+  CHECK_THROWS(pool.set_budget(19 * kPage), StoreError, "20");
+  CHECK_THROWS(pool.set_budget(3 * kPage), BadInput, "16");
+  pool.check();
+  fetch_and_compare(pool, store, 8, pages);
+  CHECK(pool.stats().resident_bytes <= 24 * kPage);
+  pool.set_budget(1000 * kPage);
+  CHECK_EQ(pool.stats().budget_bytes, 64 * kPage);
+  fetch_and_compare(pool, store, 8, pages);
+  CHECK_EQ(pool.stats().resident_bytes, 64 * kPage);
+  pool.check();
+}
+
+void test_stores_come_and_go() {
+  TestFolder folder;
+  PagePool pool(options_for(32));
+  const StoreId a = pool.add_store(folder.write("a", 9, 32, kPage));
+  const StoreId b = pool.add_store(folder.write("b", 10, 32, kPage));
+  const PageRef held[] = {{a, 1}, {a, 2}};
+  {
+    const PinnedPages pinned = pool.fetch(held, 2);
+    fetch_and_compare(pool, b, 10, {3});
+    pool.remove_store(a);
+    pool.check();
+    CHECK(page_matches(pinned.data(0), kPage, 9, 1));
+    CHECK(page_matches(pinned.data(1), kPage, 9, 2));
+    fetch_and_compare(pool, b, 10, numbers(0, 32));
+    CHECK(page_matches(pinned.data(0), kPage, 9, 1));
+    pool.check();
+  }
+  CHECK_THROWS(pool.fetch(held, 1), BadInput, "not in the pool");
+  CHECK(pool.view(a).table == nullptr);
+  fetch_and_compare(pool, b, 10, numbers(0, 32));
+  CHECK_EQ(pool.store_stats(b).resident, 32u);
+  pool.check();
+}
+
+void test_damage_is_quarantined() {
+  TestFolder folder;
+  PagePool pool(options_for(64));
+  const StoreSpec spec = folder.write("a", 11, 64, kPage);
+  TestFolder::damage(spec, kPage, 6);
+  TestFolder::damage(spec, kPage, 40);
+  const StoreId store = pool.add_store(spec);
+  const PageRef wanted[] = {{store, 5}, {store, 6}, {store, 7}, {store, 6}};
+  for (int round = 0; round < 2; ++round) {
+    const PinnedPages pinned = pool.fetch(wanted, 4);
+    CHECK(pinned.status(0) == PageStatus::ok && page_matches(pinned.data(0), kPage, 11, 5));
+    CHECK(pinned.status(1) == PageStatus::corrupt && pinned.data(1) == nullptr);
+    CHECK(pinned.status(2) == PageStatus::ok && page_matches(pinned.data(2), kPage, 11, 7));
+    CHECK(pinned.status(3) == PageStatus::corrupt);
+    CHECK_EQ(pinned.reads(), round == 0 ? 2u : 0u);
+  }
+  const std::vector<PageNumber> pages = numbers(0, 64);
+  const LoadReport report = pool.load(store, pages.data(), 64, {});
+  CHECK_EQ(report.pages_failed, 2u);
+  CHECK_EQ(report.pages_loaded, 60u);
+  CHECK_EQ(pool.store_stats(store).quarantined, 2u);
+  CHECK_EQ(pool.stats().checksum_failures, 4u);
+  CHECK_EQ(static_cast<int>(pool.residency(store)[40]), 3);
+  pool.check();
+}
+
+void test_small_pages_and_wrong_input() {
+  TestFolder folder;
+  PagePool pool(options_for(64, IoBackend::automatic, 512));
+  const StoreSpec spec = folder.write("a", 12, 50, 512, 4096);
+  const StoreId store = pool.add_store(spec);
+  fetch_and_compare(pool, store, 12, numbers(0, 50), 512);
+  pool.check();
+  StoreSpec longer = spec;
+  longer.page_count = 51;
+  longer.checksums.push_back(0);
+  CHECK_THROWS(pool.add_store(longer), StoreError, "51 pages end at byte");
+  longer.checksums.pop_back();
+  CHECK_THROWS(pool.add_store(longer), BadInput, "checksums");
+  StoreSpec missing = spec;
+  missing.path += ".gone";
+  CHECK_THROWS(pool.add_store(missing), StoreError, "No such file");
+  missing.path = folder.path();
+  CHECK_THROWS(pool.add_store(missing), StoreError, "regular");
+  const PageRef beyond{store, 50};
+  CHECK_THROWS(pool.fetch(&beyond, 1), BadInput, "page 50");
+  const PageNumber falling[] = {3, 2};
+  CHECK_THROWS(pool.load(store, falling, 2, {}), BadInput, "rise");
+  CHECK_THROWS(PagePool(options_for(15)), BadInput, "15 frames");
+  CHECK_THROWS(PagePool(options_for(15, IoBackend::automatic, 1000)), BadInput, "512");
+  pool.check();
+}
+
+void test_without_direct_io() {
+  TestFolder folder("/dev/shm");
+  PoolOptions options = options_for(64);
+  options.direct = false;
+  PagePool pool(options);
+  const StoreId store = pool.add_store(folder.write("a", 13, 64, kPage));
+  CHECK(!pool.direct_io(store));
+  const std::vector<PageNumber> pages = numbers(0, 64);
+  fetch_and_compare(pool, store, 13, {1, 3, 5});
+  CHECK_EQ(pool.load(store, pages.data(), 64, {}).pages_loaded, 61u);
+  pool.check();
+}
+
+}  // namespace
+
+int main() {
+  RUN(test_fetch_reads_once_and_hits_after);
+  RUN(test_overflow_comes_in_private_buffers);
+  RUN(test_eviction_keeps_the_budget);
+  RUN(test_a_guard_keeps_frames_from_reuse);
+  RUN(test_load_merges_and_sticks);
+  RUN(test_prefetch_accounting);
+  RUN(test_budget_moves);
+  RUN(test_stores_come_and_go);
+  RUN(test_damage_is_quarantined);
+  RUN(test_small_pages_and_wrong_input);
+  RUN(test_without_direct_io);
+  return 0;
+}
