@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from stoker.errors import CapacityError, CorruptError, InputError, StokerError, UnavailableError
 from stoker.index.document_values import Change, Document, DocumentId, encode_metadata, row_crc
 from stoker.index.failpoint import failpoint
+from stoker.index.generation import fsync_folder
 
 _APPLICATION_ID: Final = 0x53544B52
 _VERSION: Final = 1
@@ -142,7 +143,7 @@ class DocumentStore:
             )
             connection.execute("COMMIT")
         os.rename(temporary, path)
-        _fsync_folder(path.parent)
+        fsync_folder(path.parent)
 
     @classmethod
     def open(
@@ -515,11 +516,3 @@ def _check_schema(path: Path, connection: sqlite3.Connection, dim: int) -> None:
         raise DocumentsCorrupt(
             f"{path}: expected vectors of {dim} dimensions, found {stored and stored[0]}"
         )
-
-
-def _fsync_folder(path: Path) -> None:
-    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

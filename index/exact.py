@@ -1,0 +1,105 @@
+"""Exact nearest neighbors by scanning: the mutable delta, small filtered sets, and the reference.
+
+Scores as everywhere in this room: inner product and cosine (higher is better), squared L2 distance
+(lower is better). A zero vector has cosine 0 with everything.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Metric = Literal["ip", "cosine", "l2"]
+METRICS: Final[tuple[Metric, ...]] = ("ip", "cosine", "l2")
+
+_CELLS_MAX: Final = 1 << 22  # Query-row pairs scored in one step: 16 MiB of scratch.
+_SLACK: Final = 16
+
+
+def inverse_norms(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return 1 / |v| of each row, 0 for a zero vector; float32, shape (n,)."""
+    norms = np.sqrt(np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64))
+    with np.errstate(divide="ignore"):
+        return np.where(norms > 0, 1.0 / norms, 0.0).astype(np.float32)
+
+
+def squared_norms(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return |v| ** 2 of each row; float32, shape (n,)."""
+    norms: NDArray[np.float32] = np.einsum("ij,ij->i", vectors, vectors)
+    return norms
+
+
+def row_terms(vectors: NDArray[np.float32], metric: Metric) -> NDArray[np.float32]:
+    """Return what a scan needs of each row beside the vector: a norm, or nothing (ones)."""
+    if metric == "cosine":
+        return inverse_norms(vectors)
+    if metric == "l2":
+        return squared_norms(vectors)
+    return np.ones(vectors.shape[0], dtype=np.float32)
+
+
+def score_pairs(
+    vectors: NDArray[np.float32], query: NDArray[np.float32], metric: Metric
+) -> NDArray[np.float32]:
+    """Score each row against one query, from the vectors themselves and without cancellation."""
+    if metric == "l2":
+        difference = vectors - query
+        return squared_norms(difference)
+    products: NDArray[np.float32] = vectors @ query
+    if metric == "cosine":
+        products = products * inverse_norms(vectors) * inverse_norms(query[None])[0]
+    return products
+
+
+def top(ranks: NDArray[np.float32], k: int) -> NDArray[np.int64]:
+    """Return the positions of the ``k`` highest ranks, best first, ties by position."""
+    if k < ranks.size:
+        chosen = np.sort(np.argpartition(-ranks, k - 1)[:k])
+    else:
+        chosen = np.arange(ranks.size)
+    return chosen[np.argsort(-ranks[chosen], kind="stable")]
+
+
+def search_exact(
+    vectors: NDArray[np.float32],
+    terms: NDArray[np.float32],
+    queries: NDArray[np.float32],
+    k: int,
+    *,
+    metric: Metric,
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Find each query's ``k`` best rows by scanning all of them.
+
+    Args:
+        vectors: float32, shape (n, dim).
+        terms: float32, shape (n,), from `row_terms`.
+        queries: float32, shape (nq, dim).
+        k: At least 1.
+        metric: One of `METRICS`.
+
+    Returns:
+        Rows, int64, and scores, float32, both of shape (nq, min(k, n)), best first.
+    """
+    count = vectors.shape[0]
+    width = min(k, count)
+    rows = np.empty((queries.shape[0], width), dtype=np.int64)
+    scores = np.empty((queries.shape[0], width), dtype=np.float32)
+    step = max(1, _CELLS_MAX // max(1, count))
+    for start in range(0, queries.shape[0], step):
+        part = queries[start : start + step]
+        ranks = part @ vectors.T
+        if metric == "cosine":
+            ranks *= terms
+        elif metric == "l2":
+            ranks *= 2
+            ranks -= terms
+        for i in range(part.shape[0]):
+            # The expanded forms round: more candidates than asked for are scored again.
+            near = top(ranks[i], width + _SLACK)
+            exact = score_pairs(vectors[near], part[i], metric)
+            best = top(-exact if metric == "l2" else exact, width)
+            rows[start + i] = near[best]
+            scores[start + i] = exact[best]
+    return rows, scores

@@ -1,0 +1,203 @@
+"""CURRENT: the one small file that says which sealed segments serve now.
+
+It is replaced by write, fsync, rename, fsync of the folder, so that a reader finds the old
+generation or the new one, whole, whatever dies in between.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+import re
+import zlib
+from pathlib import Path
+from typing import Any, Final, Literal, cast
+
+import orjson
+
+from stoker.errors import CapacityError, CorruptError, StokerError, UnavailableError
+from stoker.index.exact import METRICS, Metric
+from stoker.index.failpoint import failpoint
+
+CURRENT_NAME: Final = "CURRENT"
+SEGMENTS_NAME: Final = "segments"
+DOCUMENTS_NAME: Final = "documents.db"
+FILTERS_NAME: Final = "filters"
+DEAD_NAME: Final = "dead"
+
+_FORMAT: Final = 1
+_BYTES_MAX: Final = 1 << 20
+_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
+
+IdKind = Literal["int", "str"]
+Naming = Literal["plain", "tenant"]
+"""How a segment names its rows: the id alone (all rows of the default tenant), or with tenant."""
+
+
+class GenerationCorrupt(CorruptError):
+    """CURRENT is missing or damaged; `stoker repair` writes it anew from the segments."""
+
+
+class NoRoom(CapacityError):
+    """The disk is full: nothing changed, the old generation goes on serving."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SegmentEntry:
+    """One sealed segment of a generation.
+
+    Attributes:
+        name: Folder below ``segments/``.
+        naming: How its rows are named.
+        count: Rows.
+        sealed_offset: The change up to which it was sealed; a document that changed later is dead
+            in it. 0 for one built before there was a change log.
+        dead_crc32: Checksum of ``dead/<generation>-<name>``, the rows known to be dead; None when
+            there were none.
+    """
+
+    name: str
+    naming: Naming
+    count: int
+    sealed_offset: int
+    dead_crc32: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Generation:
+    """The set of segments that serves, and what every later one inherits.
+
+    Attributes:
+        number: Rises by one with every switch.
+        change_offset: Changes up to here are sealed; later ones are replayed on open.
+        dim: Dimensions.
+        metric: How vectors are compared.
+        id_kind: Type of all ids, None while there was never one.
+        m: HNSW neighbors of the segments that merges build.
+        ef_construction: HNSW candidates of those builds.
+        segments: Every live document is in exactly one of them, or in the delta.
+    """
+
+    number: int
+    change_offset: int
+    dim: int
+    metric: Metric
+    id_kind: IdKind | None
+    m: int
+    ef_construction: int
+    segments: tuple[SegmentEntry, ...]
+
+
+def dead_path(folder: Path, generation: int, name: str) -> Path:
+    """Return the file of rows known to be dead in one segment of one generation."""
+    return folder / DEAD_NAME / f"{generation}-{name}"
+
+
+def read_current(folder: Path) -> Generation:
+    """Read and check CURRENT.
+
+    Raises:
+        GenerationCorrupt: missing, damaged, or of another version.
+    """
+    path = folder / CURRENT_NAME
+    try:
+        with path.open("rb") as file:
+            data = file.read(_BYTES_MAX + 1)
+    except FileNotFoundError as error:
+        raise GenerationCorrupt(f"{path}: missing") from error
+    except OSError as error:
+        raise UnavailableError(f"{path}: {error.strerror}") from error
+    if len(data) > _BYTES_MAX:
+        raise GenerationCorrupt(f"{path}: expected at most {_BYTES_MAX} bytes")
+    body, _, rest = data.partition(b"\n")
+    if rest != b"%08x\n" % zlib.crc32(body):
+        raise GenerationCorrupt(
+            f"{path}: at byte {len(body) + 1}: expected the checksum {zlib.crc32(body):08x}, "
+            f"found {rest[:9]!r}"
+        )
+    try:
+        return _decode(orjson.loads(body))
+    except (ValueError, TypeError, KeyError) as error:
+        raise GenerationCorrupt(f"{path}: {error!r}") from error
+
+
+def _decode(value: dict[str, Any]) -> Generation:
+    if value["format"] != _FORMAT:
+        raise ValueError(f"expected format {_FORMAT}, found {value['format']}")
+    if value["metric"] not in METRICS or value["id_kind"] not in ("int", "str", None):
+        raise ValueError("unknown metric or kind of id")
+    entries = tuple(
+        SegmentEntry(
+            name=str(entry["name"]),
+            naming=cast(Naming, entry["naming"]),
+            count=int(entry["count"]),
+            sealed_offset=int(entry["sealed_offset"]),
+            dead_crc32=None if entry["dead_crc32"] is None else int(entry["dead_crc32"]),
+        )
+        for entry in value["segments"]
+    )
+    for entry in entries:
+        if not _NAME.fullmatch(entry.name) or entry.naming not in ("plain", "tenant"):
+            raise ValueError(f"impossible segment {entry}")
+    return Generation(
+        number=int(value["number"]),
+        change_offset=int(value["change_offset"]),
+        dim=int(value["dim"]),
+        metric=value["metric"],
+        id_kind=value["id_kind"],
+        m=int(value["m"]),
+        ef_construction=int(value["ef_construction"]),
+        segments=entries,
+    )
+
+
+def write_current(folder: Path, generation: Generation) -> None:
+    """Publish ``generation``: when this returns it is what every later open finds.
+
+    Raises:
+        NoRoom: the disk is full; the old generation stands.
+        UnavailableError: the device failed.
+    """
+    body = orjson.dumps({"format": _FORMAT, **dataclasses.asdict(generation)})
+    write_durable(folder / CURRENT_NAME, body + b"\n%08x\n" % zlib.crc32(body), named=True)
+
+
+def write_durable(path: Path, data: bytes, *, named: bool = False) -> None:
+    """Replace ``path`` by ``data``, durably and as one step.
+
+    Args:
+        path: The file; its folder exists.
+        data: All of its bytes.
+        named: Whether this is the step that publishes, where crash tests stop.
+    """
+    temporary = path.with_name(f".{path.name}.new")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        if named:
+            failpoint("generation.before_rename")
+        os.rename(temporary, path)
+        fsync_folder(path.parent)
+        if named:
+            failpoint("generation.after_rename")
+    except OSError as error:
+        raise storage_error(path, error) from error
+
+
+def fsync_folder(path: Path) -> None:
+    """Make the names in a folder durable."""
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def storage_error(path: Path, error: OSError) -> StokerError:
+    """Return the error of ours that says what ``error`` means to the caller."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return NoRoom(f"{path}: {error.strerror}; free space and try again")
+    return UnavailableError(f"{path}: {error.strerror or error}")
