@@ -6,8 +6,7 @@ letters that wait, then sink and offsets into one snapshot file, then commit the
 snapshot is what counts; the commit only tells the group where another member would go on.
 
 After a crash at any point the sink is the last snapshot's, and reading goes on at that snapshot's
-offsets, so each event is in the state once. A partition that comes to this member starts at the
-larger of the group's committed offset and what our own state already includes.
+offsets, so each event is in the state once.
 """
 
 from __future__ import annotations
@@ -36,8 +35,10 @@ _BACKOFF_S_MIN: Final = 0.1
 class Sink(Protocol):
     """What takes events. Applying the same events in the same order gives the same state."""
 
-    def apply(self, events: Sequence[Event], /) -> None:
-        """Take a batch, in order."""
+    def apply(
+        self, events: Sequence[Event], /, *, arrived_s: Sequence[float] | None = None
+    ) -> None:
+        """Take a batch, in order; `arrived_s` is when the log took each, Unix seconds."""
 
     def to_snapshot(self) -> bytes:
         """Write the whole state."""
@@ -54,9 +55,9 @@ class ConsumeOptions:
         snapshot_s: Seconds after which a snapshot is written, if anything was read.
         dedup_events: Event ids remembered; a duplicate that comes later than that counts again.
         event_bytes_max: Longest event taken; a longer one becomes a dead letter.
-        rebuild: Where there is no snapshot, start at the oldest record and not at the group's
-            offset: the state has to be rebuilt. Off for members that share one group's work and
-            add their states up.
+        shared: Whether members share one group's work and their states add up. Then a partition
+            that comes to this member starts where the group left it. Otherwise it starts where
+            this member's own state ends, or at the oldest record: its state covers all it reads.
         backoff_s_max: Longest wait between two tries while the log is away.
     """
 
@@ -66,7 +67,7 @@ class ConsumeOptions:
     snapshot_s: float = 30.0
     dedup_events: int = 65_536
     event_bytes_max: int = EVENT_BYTES_MAX
-    rebuild: bool = True
+    shared: bool = False
     backoff_s_max: float = 5.0
 
     def __post_init__(self) -> None:
@@ -148,9 +149,7 @@ class ConsumeLoop:
         self._last_time_s = 0.0
         self._lag: dict[int, int] = {}
         self._away_since_s: float | None = None
-        body = self._restore()
-        self._rebuilding = body is None and self._options.rebuild
-        self.sink: Sink = open_sink(body)
+        self.sink: Sink = self._restore(open_sink)
         self._snapshot_due_s = monotonic() + self._options.snapshot_s
 
     def step(self, wait_s: float | None = None) -> int:
@@ -253,10 +252,13 @@ class ConsumeLoop:
         starts: dict[int, int | None] = {}
         for partition, stored in committed.items():
             own = self._offsets.get(partition)
-            if own is None:
-                starts[partition] = None if self._rebuilding else stored
+            if not self._options.shared:
+                starts[partition] = own
+            elif own is None or stored is None:
+                starts[partition] = stored if own is None else own
             else:
-                starts[partition] = own if stored is None else max(own, stored)
+                # Another member may have gone on; what it read is in its state.
+                starts[partition] = max(own, stored)
         self._held |= committed.keys()
         return starts
 
@@ -274,6 +276,7 @@ class ConsumeLoop:
 
     def _apply(self, records: Sequence[Record]) -> None:
         events: list[Event] = []
+        arrived_s: list[float] = []
         seen = self._seen
         dedup = self._options.dedup_events
         bytes_max = self._options.event_bytes_max
@@ -297,9 +300,10 @@ class ConsumeLoop:
                     continue
                 seen[identity] = None
             events.append(event)
+            arrived_s.append(record.time_s)
         self._forget(len(seen) - dedup)
         if events:
-            self.sink.apply(events)
+            self.sink.apply(events, arrived_s=arrived_s)
         self._records += len(records)
         self._events += len(events)
         self._unsaved += len(records)
@@ -333,32 +337,33 @@ class ConsumeLoop:
                 return False
             self._snapshots += 1
         self._unsaved = 0
-        self._rebuilding = False
         self._snapshot_due_s = self._monotonic() + self._options.snapshot_s
         return True
 
-    def _restore(self) -> bytes | None:
+    def _restore(self, open_sink: Callable[[bytes | None], Sink]) -> Sink:
         path = self._snapshot_path
         if path is None:
-            return None
+            return open_sink(None)
         try:
             found = read_snapshot(path)
+            if found is None:
+                return open_sink(None)
+            header, body = found
+            if header.get("topic") != self._topic:
+                raise ConfigError(
+                    f"{path}: expected a snapshot of topic {self._topic}, found one of "
+                    f"{header.get('topic')}; give each topic its own file"
+                )
+            sink = open_sink(body)
         except CorruptError as error:
+            # Damaged, or written under other settings of the sink: the log has it all.
             aside = path.with_name(path.name + ".damaged")
             path.replace(aside)
             log.error("service.snapshot_damaged", reason=str(error), moved_to=str(aside))
-            return None
-        if found is None:
-            return None
-        header, body = found
-        if header.get("topic") != self._topic:
-            raise ConfigError(
-                f"{path}: expected a snapshot of topic {self._topic}, found one of "
-                f"{header.get('topic')}; give each topic its own file"
-            )
+            return open_sink(None)
         self._offsets = {int(p): int(at) for p, at in header["offsets"]}
         self._seen = {(tenant, event_id): None for tenant, event_id in header["seen"]}
         log.info(
             "service.snapshot_restored", file=str(path), bytes=len(body), offsets=self._offsets
         )
-        return body
+        return sink

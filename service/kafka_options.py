@@ -150,6 +150,8 @@ class KafkaOptions:
             "retention.ms": "-1" if retention_s is None else str(round(retention_s * 1000)),
             "retention.bytes": "-1" if retention_bytes is None else str(retention_bytes),
             "max.message.bytes": str(spec_fields["record_bytes_max"] + _FRAME_BYTES),
+            # The broker's clock says when a record came, not any producer's.
+            "message.timestamp.type": "LogAppendTime",
         }
         if spec_fields["compacted"]:
             del configs["retention.ms"], configs["retention.bytes"]
