@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -34,8 +35,13 @@ METRIC_KINDS = {
 BASE_UNITS_BROKEN = re.compile(r"_(?:ms|us|ns|milliseconds|kb|mb|gb|kib|mib|gib|percent)(?:_|$)")
 
 
-def sources() -> Iterator[tuple[str, str, ast.Module]]:
-    """Yield (room, file, tree) of every module of ours, the front door included."""
+@functools.cache
+def sources() -> list[tuple[str, str, ast.Module]]:
+    """Return (room, file, tree) of every module of ours, the front door included."""
+    return list(_parsed())
+
+
+def _parsed() -> Iterator[tuple[str, str, ast.Module]]:
     for room, folder in FOLDERS.items():
         for path in sorted((ROOT / folder).rglob("*.py")):
             yield room, str(path.relative_to(ROOT)), ast.parse(path.read_text())

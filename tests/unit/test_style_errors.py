@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +20,12 @@ BUILTIN = {
 }
 
 
-def trees() -> Iterator[tuple[str, ast.Module]]:
+@functools.cache
+def trees() -> list[tuple[str, ast.Module]]:
+    return list(_parsed())
+
+
+def _parsed() -> Iterator[tuple[str, ast.Module]]:
     for folder in FOLDERS:
         for path in sorted((ROOT / folder).rglob("*.py")):
             yield str(path.relative_to(ROOT)), ast.parse(path.read_text())
@@ -73,13 +79,12 @@ def test_every_error_of_a_room_grows_from_one_of_the_five() -> None:
 
 
 def test_errors_say_what_they_mean() -> None:
+    classes = exception_classes()
     silent = [
         f"{file}: {node.name}"
         for file, tree in trees()
         for node in ast.walk(tree)
-        if isinstance(node, ast.ClassDef)
-        and node.name in exception_classes()
-        and not ast.get_docstring(node)
+        if isinstance(node, ast.ClassDef) and node.name in classes and not ast.get_docstring(node)
     ]
     assert not silent, "\n".join(silent)
 
@@ -97,15 +102,19 @@ BARE = {
 }
 
 
+BUILDERS = {"__init__", "__post_init__", "__new__", "__call__"}
+
+
 def raised(tree: ast.AST, private: bool = False) -> Iterator[tuple[int, str]]:
     """Yield (line, name) of what public functions raise.
 
-    A private function's ValueError is a signal to the function that catches it beside it.
+    A private function's ValueError is a signal to the function that catches it beside it, and the
+    protocols of the language (`__getitem__`) ask for KeyError and the like.
     """
     for node in ast.iter_child_nodes(tree):
         hidden = private
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            hidden = private or (node.name.startswith("_") and not node.name.endswith("__"))
+            hidden = private or (node.name.startswith("_") and node.name not in BUILDERS)
         if isinstance(node, ast.Raise) and node.exc is not None and not private:
             yield (
                 node.lineno,
