@@ -28,7 +28,13 @@ class Answer:
 
 @dataclass(frozen=True)
 class SearchResult(Answer):
-    """One result. ``score`` is higher for nearer, whatever the metric."""
+    """One result.
+
+    Attributes:
+        score: In the index's metric: inner product or cosine (higher is nearer), or squared L2
+            distance (lower is nearer).
+        text: None where it was not asked for, or none is kept.
+    """
 
     id: str
     score: float
@@ -38,19 +44,22 @@ class SearchResult(Answer):
 
 @dataclass(frozen=True)
 class Completeness(Answer):
-    """How complete a search was.
+    """How complete a search was; a search is never silently narrower.
 
     Attributes:
-        recall_bound: Lower bound on recall@k against a search of everything, in [0, 1].
-        confidence: Share of searches for which the bound holds, in [0, 1].
-        complete: Whether nothing was left out for want of time, budget or pages.
-        reason: Why it is not complete; empty where it is.
+        work_ratio: Share of the search's work that was done, 0 to 1: below 1 where pages were
+            damaged, or not resident and could not be read in time.
+        recall_bound: Lower bound on recall@k, as calibrated when the index was sealed.
+        expected_recall: The engine's own estimate of recall@k for this very query.
+        exact_share: Share of the results whose score comes from the full vector.
+        deadline_hit: Whether the deadline cut the work short.
     """
 
+    work_ratio: float
     recall_bound: float
-    confidence: float
-    complete: bool
-    reason: str = ""
+    expected_recall: float
+    exact_share: float
+    deadline_hit: bool
 
 
 @dataclass(frozen=True)

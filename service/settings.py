@@ -22,15 +22,7 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from stoker.errors import ConfigError
-
-try:
-    from stoker.index.settings import IndexSettings
-except ModuleNotFoundError:
-
-    @dataclass(frozen=True)
-    class IndexSettings: ...
-
-
+from stoker.index.settings import IndexSettings
 from stoker.kvcache.settings import KvcacheSettings
 from stoker.prefetch.settings import PrefetchSettings
 
@@ -49,6 +41,13 @@ def is_loopback(host: str) -> bool:
 class ServiceSettings:
     """What the running service does. Each field says its default's reason and its unit."""
 
+    state_dir: str = dataclasses.field(
+        default="",
+        metadata={
+            "help": "folder of heat, events and receipts; empty means `state` inside the index "
+            "folder, so that one folder is all there is to keep"
+        },
+    )
     host: str = dataclasses.field(
         default="127.0.0.1",
         metadata={"help": "address to listen on; loopback, so that nothing is open by accident"},
@@ -183,13 +182,67 @@ class ServiceSettings:
         default="",
         metadata={"help": "HOST:PORT[,HOST:PORT] of the Kafka brokers; needed by event_log=kafka"},
     )
+    kafka_security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = (
+        dataclasses.field(
+            default="PLAINTEXT",
+            metadata={"help": "how to talk to the brokers; Kafka's own default, for a first try"},
+        )
+    )
+    kafka_sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = dataclasses.field(
+        default="SCRAM-SHA-512",
+        metadata={"help": "how to log in to the brokers; the strongest that they commonly have"},
+    )
+    kafka_sasl_username: str = dataclasses.field(
+        default="", metadata={"help": "user of the brokers; empty, since PLAINTEXT needs none"}
+    )
+    kafka_sasl_password: str = dataclasses.field(
+        default="",
+        metadata={
+            "help": "password of the brokers' user; empty, since PLAINTEXT needs none",
+            "secret": True,
+        },
+    )
+    kafka_tls_ca_file: str = dataclasses.field(
+        default="",
+        metadata={"help": "PEM file of the authorities to trust; empty means the system's own"},
+    )
+    kafka_tls_cert_file: str = dataclasses.field(
+        default="",
+        metadata={"help": "PEM file of our certificate, where brokers ask for one; most do not"},
+    )
+    kafka_tls_key_file: str = dataclasses.field(
+        default="", metadata={"help": "PEM file of that certificate's key; goes with it"}
+    )
+    kafka_compression: Literal["none", "gzip", "lz4", "snappy", "zstd"] = dataclasses.field(
+        default="lz4",
+        metadata={"help": "compression of what we produce; lz4 halves JSON at next to no time"},
+    )
+    kafka_replication_factor: int = dataclasses.field(
+        default=-1,
+        metadata={"help": "replicas of topics that we make; -1 takes the cluster's own default"},
+    )
+    kafka_spool_bytes_max: int = dataclasses.field(
+        default=1 << 30,
+        metadata={
+            "help": "bytes that acknowledged events may take on this disk while the brokers are "
+            "away; 1 GiB holds about two million; beyond it events are refused, never dropped"
+        },
+    )
     event_topic: str = dataclasses.field(
         default="stoker.events.v1",
         metadata={"help": "topic (or local log) of the events; the version is in the name"},
     )
     event_partitions: int = dataclasses.field(
-        default=4,
+        default=8,
         metadata={"help": "partitions of a topic that Stoker creates; bounds parallel consumers"},
+    )
+    event_retention_s: float = dataclasses.field(
+        default=7 * 86_400.0,
+        metadata={"help": "age at which events go, s; a week holds a weekly rhythm"},
+    )
+    event_retention_bytes: int = dataclasses.field(
+        default=4 << 30,
+        metadata={"help": "bytes of a partition above which the oldest events go; bounds the disk"},
     )
     event_queue_max: int = dataclasses.field(
         default=10_000,
@@ -199,10 +252,10 @@ class ServiceSettings:
         },
     )
     event_group: str = dataclasses.field(
-        default="stoker-heat",
+        default="",
         metadata={
-            "help": "consumer group that keeps the heat; replicas that each need the whole "
-            "heat take different names"
+            "help": "consumer group of this replica's heat; empty makes one per state folder, so "
+            "that every replica sees all events"
         },
     )
     snapshot_s: float = dataclasses.field(
@@ -228,11 +281,17 @@ class ServiceSettings:
         for name in (
             "body_bytes_max", "batch_max", "k_max", "searches_queued_max", "writes_queued_max",
             "deadline_ms_default", "deadline_ms_max", "retry_after_s", "event_partitions",
-            "event_queue_max",
+            "event_queue_max", "event_retention_bytes", "kafka_spool_bytes_max",
         ):  # fmt: skip
             if getattr(self, name) < 1:
                 raise ConfigError(f"service.{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("write_deadline_s", "drain_s", "snapshot_s", "warm_deadline_s"):
+        for name in (
+            "write_deadline_s",
+            "drain_s",
+            "snapshot_s",
+            "warm_deadline_s",
+            "event_retention_s",
+        ):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"service.{name} is {getattr(self, name)}; it must be above 0")
         if not self.drain_notice_s >= 0:
@@ -612,10 +671,10 @@ def _known_fields() -> dict[str, Any]:
 def _check_known(key: str, known: Mapping[str, Any], place: str) -> None:
     if key in known:
         return
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-    if not near:  # the right key under the wrong room
-        tails = {name.partition(".")[2]: name for name in known}
-        near = [tails[t] for t in difflib.get_close_matches(key.rpartition(".")[2], tails, n=1)]
+    # The right name in the wrong room comes first: it is exact, a likeness is a guess.
+    name = key.rpartition(".")[2]
+    near = [other for other in known if other.partition(".")[2] == name]
+    near = near or difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]}?" if near else "`stoker config show` lists every setting"
     raise ConfigError(f"unknown setting {key} ({place}); {hint}")
 

@@ -1,0 +1,82 @@
+"""From settings to an event log: the embedded one, or Kafka behind a spool on this disk."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+
+from stoker.errors import UnavailableError
+from stoker.service.embedded_log import EmbeddedLog
+from stoker.service.embedded_topic import EmbeddedOptions
+from stoker.service.settings import ServiceSettings
+from stoker.service.streams import DEAD_LETTERS_TOPIC, EventLog, TopicSpec
+
+
+def open_event_log(settings: ServiceSettings, state_dir: Path) -> EventLog:
+    """Open the log that the settings name, with the topics that a server needs.
+
+    With Kafka, appends go by a spool in the state folder: an event that was acknowledged survives
+    a broker that is away, and a server starts without one.
+
+    Raises:
+        ConfigError: the topic is there with another number of partitions.
+        LogUnavailable: the folder cannot be written.
+    """
+    event_log: EventLog
+    if settings.event_log == "kafka":
+        # Imported here: the client takes a while to load, and most servers run without.
+        from stoker.service.kafka_log import KafkaLog
+        from stoker.service.kafka_options import KafkaOptions
+        from stoker.service.spool import SpooledLog
+
+        target = KafkaLog(
+            KafkaOptions(
+                bootstrap=settings.kafka_bootstrap,
+                security_protocol=settings.kafka_security_protocol,
+                sasl_mechanism=settings.kafka_sasl_mechanism,
+                sasl_username=settings.kafka_sasl_username,
+                sasl_password=settings.kafka_sasl_password,
+                tls_ca_file=settings.kafka_tls_ca_file,
+                tls_cert_file=settings.kafka_tls_cert_file,
+                tls_key_file=settings.kafka_tls_key_file,
+                compression=settings.kafka_compression,
+                replication_factor=settings.kafka_replication_factor,
+            )
+        )
+        spool = EmbeddedLog(
+            state_dir / "spool", EmbeddedOptions(bytes_max=settings.kafka_spool_bytes_max)
+        )
+        event_log = SpooledLog(target, spool, dead_letters_topic=DEAD_LETTERS_TOPIC)
+    else:
+        event_log = EmbeddedLog(state_dir / "events")
+    for name in (DEAD_LETTERS_TOPIC, settings.event_topic):
+        event_log.ensure_topic(
+            TopicSpec(
+                name,
+                partition_count=settings.event_partitions if name == settings.event_topic else 1,
+                retention_s=settings.event_retention_s,
+                retention_bytes=settings.event_retention_bytes,
+            )
+        )
+    return event_log
+
+
+def consumer_group(settings: ServiceSettings, state_dir: Path) -> str:
+    """Return the consumer group of this replica's heat.
+
+    A group shares a topic's partitions among its members, but every replica needs the whole heat.
+    So each state folder has a name of its own, kept in the file `replica`.
+
+    Raises:
+        UnavailableError: the file cannot be read or written.
+    """
+    if settings.event_group:
+        return settings.event_group
+    path = state_dir / "replica"
+    try:
+        if not path.exists():
+            path.write_text(uuid.uuid4().hex[:12] + "\n", encoding="ascii")
+        name = path.read_text(encoding="ascii").strip()
+    except OSError as error:
+        raise UnavailableError(f"{path}: {error.strerror}") from error
+    return f"stoker-heat-{name}"

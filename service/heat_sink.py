@@ -1,0 +1,60 @@
+"""The heat graph with a lock around it: the consumer writes it, warm-ups and metrics read it.
+
+The graph itself is for one thread at a time (`prefetch.heat`). A batch of events is applied within
+a few milliseconds, so readers wait no longer than that.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from stoker.prefetch.events import Event
+from stoker.prefetch.heat import HeatGraph
+from stoker.prefetch.protocols import ContentKey
+from stoker.prefetch.settings import PrefetchSettings
+
+
+class HeatSink:
+    """A `service.consume.Sink` that keeps a heat graph, safe from several threads."""
+
+    def __init__(self, graph: HeatGraph) -> None:
+        self._graph = graph
+        self._lock = threading.Lock()
+
+    @classmethod
+    def open(cls, snapshot: bytes | None, settings: PrefetchSettings) -> HeatSink:
+        """Make a sink from a snapshot, or an empty one from None.
+
+        Raises:
+            CorruptError: the snapshot is not a heat graph's.
+        """
+        if snapshot is None:
+            return cls(HeatGraph(settings))
+        return cls(HeatGraph.from_snapshot(snapshot, settings))
+
+    def apply(self, events: Sequence[Event], /, *, arrived_s: Sequence[float] | None = None) -> None:
+        """Take events into the heat, in the order given."""
+        with self._lock:
+            self._graph.apply(events, arrived_s=arrived_s)
+
+    def to_snapshot(self) -> bytes:
+        """Write the whole heat."""
+        with self._lock:
+            return self._graph.to_snapshot()
+
+    def tick(self, now_s: float) -> None:
+        """Bring what is derived from the links up to date."""
+        with self._lock:
+            self._graph.tick(now_s)
+
+    def demand(self, now_s: float, tenant: str | None = None) -> dict[ContentKey, float]:
+        """Return the decayed access count per content key: what a warm plan weighs."""
+        with self._lock:
+            return self._graph.demand(now_s, tenant)
+
+    @property
+    def key_count(self) -> int:
+        """How many content keys are tracked."""
+        with self._lock:
+            return self._graph.key_count

@@ -1,0 +1,183 @@
+"""The command: what it lists, how it fails, and what a script sees."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from stoker import __version__, errors
+from stoker.service import cli
+
+
+class Fake(ModuleType):
+    """A command that does what the test says."""
+
+    def __init__(self, outcome: Any) -> None:
+        super().__init__("stoker.service.commands.config")
+        self.outcome = outcome
+
+    def add_parser(self, subparsers: Any) -> None:
+        parser = subparsers.add_parser("config", help="fake")
+        parser.add_argument("word", nargs="?")
+
+    def run(self, args: argparse.Namespace) -> int:
+        if isinstance(self.outcome, BaseException):
+            raise self.outcome
+        if callable(self.outcome):
+            return int(self.outcome(args))
+        return int(self.outcome)
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def install(outcome: Any) -> None:
+        monkeypatch.setitem(sys.modules, "stoker.service.commands.config", Fake(outcome))
+
+    return install
+
+
+def test_help_lists_the_commands_that_are_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"]) == 0
+    out = capsys.readouterr().out
+    for name, file_name, _ in cli.COMMANDS:
+        listed = f"\n    {name} " in out
+        assert listed is (cli._module_name(name, file_name) is not None), name
+
+
+def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 0
+    assert "COMMAND" in capsys.readouterr().out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"stoker {__version__}\n"
+    assert cli.main(["--version", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"version": __version__}
+
+
+@pytest.mark.parametrize(
+    ("name", "file_name"), [(name, file_name) for name, file_name, _ in cli.COMMANDS]
+)
+def test_every_command_that_is_there_explains_itself(
+    name: str, file_name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if cli._module_name(name, file_name) is None:
+        assert cli.main([name]) == 2
+        return
+    assert cli.main([name, "--help"]) == 0
+    out = capsys.readouterr().out
+    assert f"usage: stoker {name}" in out
+    assert "--json" in out
+    assert "--verbose" in out
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "kind"),
+    [
+        (errors.ConfigError("x"), 2, "config"),
+        (errors.InputError("x"), 3, "bad-input"),
+        (errors.CapacityError("x"), 4, "capacity"),
+        (errors.UnavailableError("x"), 4, "unavailable"),
+        (errors.CorruptError("x"), 5, "corrupt"),
+        (errors.StokerError("x"), 1, "failed"),
+        (FileNotFoundError(2, "No such file or directory", "/x"), 1, "failed"),
+        (ZeroDivisionError("x"), 1, "failed"),
+    ],
+)
+def test_errors_are_one_line_and_an_exit_code(
+    command: Any, error: Exception, code: int, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command(error)
+    assert cli.main(["config"]) == code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("stoker: ")
+    assert captured.err.count("\n") == 1
+    assert "Traceback" not in captured.err
+
+    assert cli.main(["config", "--json"]) == code
+    problem = json.loads(capsys.readouterr().err)
+    assert problem["type"] == f"urn:stoker:problem:{kind}"
+    assert problem["exit"] == code
+    assert problem["detail"]
+
+
+def test_verbose_shows_the_traceback(command: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    command(errors.InputError("x"))
+    assert cli.main(["--verbose", "config"]) == 3
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_message_of_several_lines_becomes_one(
+    command: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command(errors.InputError("a\n  b\n"))
+    assert cli.main(["config"]) == 3
+    assert capsys.readouterr().err == "stoker: a b\n"
+
+
+def test_the_exit_code_of_a_command_is_passed_on(command: Any) -> None:
+    command(0)
+    assert cli.main(["config"]) == 0
+    command(5)
+    assert cli.main(["config"]) == 5
+
+
+def test_common_flags_may_stand_before_or_behind(command: Any) -> None:
+    seen = []
+
+    def note(args: argparse.Namespace) -> int:
+        seen.append((args.json, args.verbose))
+        return 0
+
+    command(note)
+    for argv in (["config"], ["--json", "config"], ["config", "--json", "--verbose"]):
+        assert cli.main(argv) == 0
+    assert seen == [(False, False), (True, False), (True, True)]
+
+
+def test_usage_errors(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["no-such-command"]) == 2
+    assert "no-such-command" in capsys.readouterr().err
+    assert cli.main(["no-such-command", "--json"]) == 2
+    assert json.loads(capsys.readouterr().err)["exit"] == 2
+
+
+def test_an_interrupt_and_a_closed_pipe(
+    command: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command(KeyboardInterrupt())
+    assert cli.main(["config"]) == 130
+    assert capsys.readouterr().err == "stoker: interrupted\n"
+    monkeypatch.setattr(sys, "stdout", sys.stdout)
+    command(BrokenPipeError())
+    assert cli.main(["config"]) == 1
+    sys.stdout.close()
+    monkeypatch.undo()
+    assert capsys.readouterr().err == ""
+
+
+def test_config_show(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STOKER_SERVICE_K_MAX", "77")
+    monkeypatch.setenv("STOKER_SERVICE_API_KEYS", "acme=0123456789abcdef")
+    assert cli.main(["config", "show", "--json"]) == 0
+    rows = {row["key"]: row for row in json.loads(capsys.readouterr().out)["settings"]}
+    assert rows["service.k_max"]["value"] == 77
+    assert rows["service.k_max"]["origin"] == "environment STOKER_SERVICE_K_MAX"
+    assert rows["service.api_keys"]["value"] == {"acme": "***"}
+
+    assert cli.main(["config", "show", "--changed", "--set", "service.port=1"]) == 0
+    out = capsys.readouterr().out
+    assert "service.port" in out
+    assert "--set service.port" in out
+    assert "service.host" not in out
+    assert "0123456789abcdef" not in out
+
+    assert cli.main(["config", "show", "--set", "service.prt=1"]) == 2
+    assert "did you mean service.port?" in capsys.readouterr().err
