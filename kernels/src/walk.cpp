@@ -120,6 +120,7 @@ void Walk::walk_level(std::uint32_t level_number, std::size_t ef, bool bottom) {
     if (bottom && filtered_ && is_allowed(candidate.row)) s_.allowed.insert(candidate);
   }
   offering_ = bottom && filtered_;
+  counting_ = bottom;
   for (;;) {
     {
       const PagePool::ReadGuard guard(pool_);
@@ -129,7 +130,6 @@ void Walk::walk_level(std::uint32_t level_number, std::size_t ef, bool bottom) {
         if (pending && ahead++ >= params_.beam) break;
         const Candidate* candidate = s_.nearest.next();
         if (candidate == nullptr) break;
-        if (bottom) ++stats_.expanded;
         if (!expand(candidate->row, level)) continue;
         if (const Candidate* following = s_.nearest.peek_next()) {
           const std::byte* page = links_.peek(level.page_of(following->row));
@@ -143,8 +143,10 @@ void Walk::walk_level(std::uint32_t level_number, std::size_t ef, bool bottom) {
     if (may_read()) {
       read_missing(level);
     } else {
-      stats_.skipped +=
-          static_cast<std::uint32_t>(s_.links_missing.size() + s_.codes_missing.size());
+      if (counting_) {
+        stats_.skipped +=
+            static_cast<std::uint32_t>(s_.links_missing.size() + s_.codes_missing.size());
+      }
       s_.links_missing.clear();
       s_.codes_missing.clear();
     }
@@ -161,6 +163,7 @@ bool Walk::expand(std::uint32_t row, const LinkLevel& level) {
   s_.neighbors.clear();
   take_neighbors(reinterpret_cast<const std::uint8_t*>(page + level.offset_of(row)), level);
   evaluate_neighbors();
+  if (counting_) ++stats_.expanded;
   return true;
 }
 
@@ -213,7 +216,7 @@ void Walk::evaluate_neighbors() {
 }
 
 void Walk::offer(std::uint32_t row, const std::uint8_t* code, std::int32_t dot) {
-  ++stats_.evaluated;
+  if (counting_) ++stats_.evaluated;
   const float correction = read_f32(code + code_bytes_);
   const float length2 = read_f32(code + code_bytes_ + 4);
   const float centred =
@@ -252,7 +255,7 @@ void Walk::read_missing(const LinkLevel& level) {
   stats_.pages_read += pages.bytes_read() / links_.page_bytes;
 
   auto missed = [&](PageStatus status) {
-    ++stats_.skipped;
+    if (counting_) ++stats_.skipped;
     if (status == PageStatus::corrupt || status == PageStatus::io_error) ++stats_.damaged;
     if (status == PageStatus::deadline) stats_.deadline_hit = true;
   };
@@ -276,6 +279,7 @@ void Walk::read_missing(const LinkLevel& level) {
     }
     s_.neighbors.clear();
     take_neighbors(reinterpret_cast<const std::uint8_t*>(page + level.offset_of(links[i])), level);
+    if (counting_) ++stats_.expanded;
     const PagePool::ReadGuard guard(pool_);
     evaluate_neighbors();
   }
@@ -286,6 +290,7 @@ void Walk::scan_allowed() {
   stats_.scanned = true;
   s_.nearest.reset(1);   // not used, but offer() fills it
   offering_ = true;
+  counting_ = true;
   std::vector<std::uint32_t> chunk;
   constexpr std::size_t kChunk = 512;
   auto flush = [&] {

@@ -138,6 +138,7 @@ class Walk {
   float dot_factor_;      // -1 or -2
   bool reading_;
   bool filtered_;
+  bool counting_ = false;   // whether this level's work counts in the statistics: the bottom's
   bool offering_ = false;   // whether nodes met now may be answers to the filter
 };
 

@@ -1,0 +1,192 @@
+"""Build a segment from vectors: check them, link them with hnswlib, seal the graph.
+
+hnswlib is the builder because it is the reference implementation of HNSW, well kept and free of
+dependencies; its graph is read back from its own file, so that nothing is held twice.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.errors import InputError
+from stoker.index.hnsw_graph import HnswGraph
+from stoker.index.hnswlib_file import read_hnswlib
+from stoker.index.ids import normalize_ids
+from stoker.index.seal import METRICS, BuildReport, Progress, seal_graph
+
+__all__ = ["BuildReport", "build_segment", "check_vectors", "heat_by_row"]
+
+DIM_MAX: Final = 4096
+COUNT_MAX: Final = (1 << 32) - 2
+_CHECK_ROWS: Final = 65_536
+_LINK_ROWS: Final = 2_000
+_SEED: Final = 100
+
+
+def check_vectors(vectors: Any) -> NDArray[Any]:
+    """Return vectors as a float32 or float16 array, shape (n, dim), without copying either.
+
+    Raises:
+        InputError: wrong shape or kind, a dimension outside 1 to 4,096, or a value that is not
+            finite (the first such row is named).
+    """
+    array = vectors if isinstance(vectors, np.ndarray) else np.asarray(vectors)
+    if array.ndim != 2:
+        raise InputError(f"vectors: expected shape (n, dim), found {array.shape}")
+    count, dim = array.shape
+    if not 1 <= dim <= DIM_MAX:
+        raise InputError(f"vectors: expected 1 to {DIM_MAX} dimensions, found {dim}")
+    if count > COUNT_MAX:
+        raise InputError(f"vectors: expected at most {COUNT_MAX} rows, found {count}")
+    if array.dtype not in (np.float32, np.float16):
+        if array.dtype.kind not in "fiu":
+            raise InputError(f"vectors: expected float32 or float16, found {array.dtype}")
+        array = array.astype(np.float32)
+    for start in range(0, count, _CHECK_ROWS):
+        finite = np.isfinite(array[start : start + _CHECK_ROWS]).all(axis=1)
+        if not finite.all():
+            raise InputError(f"vectors: row {start + int(np.argmin(finite))} is not finite")
+    return array
+
+
+def heat_by_row(heat: Mapping[Any, float] | None, ids: NDArray[Any]) -> NDArray[np.float32] | None:
+    """Turn a mapping of id to weight into one weight per row; unknown ids are left out.
+
+    Raises:
+        InputError: a weight is negative or not finite.
+    """
+    if not heat:
+        return None
+    rows = {row_id: i for i, row_id in enumerate(ids.tolist())}
+    weights = np.zeros(len(ids), np.float32)
+    for key, weight in heat.items():
+        if not (np.isfinite(weight) and weight >= 0):
+            raise InputError(
+                f"heat[{key!r}]: expected a finite weight of 0 or more, found {weight}"
+            )
+        row = rows.get(key)
+        if row is not None:
+            weights[row] = weight
+    return weights
+
+
+def build_segment(
+    path: Path | str,
+    vectors: Any,
+    ids: Any = None,
+    *,
+    metric: str = "cosine",
+    m: int = 16,
+    ef_construction: int = 200,
+    heat: Mapping[Any, float] | None = None,
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> BuildReport:
+    """Build and seal a segment at ``path``.
+
+    Args:
+        path: Folder to make; must not exist.
+        vectors: float32 or float16, shape (n, dim); may be a memory map. Stored as given, at unit
+            length under cosine.
+        ids: ``n`` integers or strings, all different; None means 0 ... n - 1.
+        metric: "ip", "cosine" or "l2".
+        m: Links per node and level (twice that on level 0), 2 to 128.
+        ef_construction: Width of the walk that finds a new node's neighbors.
+        heat: Weight per id; hot rows are sealed side by side.
+        threads: Threads that link; None means one per processor.
+        progress: Called with (what, done, total).
+
+    Raises:
+        InputError: see `check_vectors` and `ids.normalize_ids`; or ``path`` exists.
+    """
+    if metric not in METRICS:
+        raise InputError(f"metric: expected one of {', '.join(METRICS)}, found {metric!r}")
+    if not 2 <= m <= 128:
+        raise InputError(f"m: expected 2 to 128, found {m}")
+    if not 4 <= ef_construction <= 10_000:
+        raise InputError(f"ef_construction: expected 4 to 10000, found {ef_construction}")
+    target = Path(path)
+    if target.exists():
+        raise InputError(f"{target}: exists already; a segment is never overwritten")
+    array = check_vectors(vectors)
+    row_ids = normalize_ids(ids, len(array))
+    weights = heat_by_row(heat, row_ids)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    if len(array) == 0:
+        return seal_graph(target, _empty_graph(array.shape[1], m), array, row_ids, metric=metric)
+    scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.graph.", dir=target.parent))
+    try:
+        file = scratch / "graph.hnsw"
+        _link(array, file, metric, m, ef_construction, threads, progress)
+        graph = read_hnswlib(file, dim=array.shape[1])
+        linked_s = time.monotonic() - started
+        return seal_graph(
+            target,
+            graph,
+            array,
+            row_ids,
+            metric=metric,
+            heat=weights,
+            source_rows=graph.labels.astype(np.int64),
+            ef_construction=ef_construction,
+            threads=threads,
+            progress=progress,
+            graph_s=linked_s,
+        )
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _empty_graph(dim: int, m: int) -> HnswGraph:
+    return HnswGraph(
+        count=0,
+        dim=dim,
+        m=m,
+        m0=2 * m,
+        entry_point=-1,
+        max_level=-1,
+        levels=np.empty(0, np.uint8),
+        level0_counts=np.empty(0, np.uint16),
+        level0=np.empty((0, 2 * m), np.uint32),
+        upper=[],
+        labels=np.empty(0, np.uint64),
+        vectors=None,
+        deleted=np.empty(0, np.bool_),
+    )
+
+
+def _link(
+    vectors: NDArray[Any],
+    file: Path,
+    metric: str,
+    m: int,
+    ef_construction: int,
+    threads: int | None,
+    progress: Progress | None,
+) -> None:
+    """Link the vectors with hnswlib and save its index; labels are row numbers."""
+    import hnswlib
+
+    count, dim = vectors.shape
+    index = hnswlib.Index(space="l2" if metric == "l2" else "ip", dim=dim)
+    index.init_index(max_elements=count, M=m, ef_construction=ef_construction, random_seed=_SEED)
+    workers = threads or len(os.sched_getaffinity(0))
+    for start in range(0, count, _LINK_ROWS):
+        batch = np.ascontiguousarray(vectors[start : start + _LINK_ROWS], np.float32)
+        if metric == "cosine":
+            lengths = np.linalg.norm(batch, axis=1, keepdims=True)
+            batch = batch / np.where(lengths > 0, lengths, 1.0)
+        index.add_items(batch, np.arange(start, start + len(batch)), num_threads=workers)
+        if progress is not None:
+            progress("link", min(start + _LINK_ROWS, count), count)
+    index.save_index(str(file))

@@ -1,0 +1,197 @@
+"""Measure, when a segment is sealed, what its searches can promise.
+
+Held-out queries are drawn near and between stored vectors; their exact neighbors are found while
+the vectors stream past; then the segment itself is searched at several widths.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.index.manifest import Calibration, Manifest
+from stoker.index.segment import Segment
+from stoker.index.settings import IndexSettings
+
+CONFIDENCE: Final = 0.95
+_K: Final = 10
+_QUERIES: Final = 256
+_ROWS_MIN: Final = 64
+_WIDTHS: Final = (10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 384, 512)
+_SEED: Final = 20_160_330
+
+
+@dataclasses.dataclass
+class Probe:
+    """Held-out queries, and the best rows met so far while vectors stream by.
+
+    Attributes:
+        queries: float32, shape (nq, dim).
+        scores: float32, shape (nq, k): best scores so far, falling (minus squared distance for l2).
+        rows: int64, shape (nq, k): the sealed rows that have them.
+    """
+
+    queries: NDArray[np.float32]
+    scores: NDArray[np.float32]
+    rows: NDArray[np.int64]
+    metric: str
+
+    @classmethod
+    def draw(cls, vectors: NDArray[Any], rows: NDArray[np.int64], *, metric: str) -> Probe | None:
+        """Draw queries; None when there are too few rows for a measurement to mean anything.
+
+        Half lie near one stored vector, at a quarter to a half of its own length in a random
+        direction: questions about one passage. Half lie between two: questions that join two.
+        """
+        count = len(rows)
+        if count < _ROWS_MIN:
+            return None
+        rng = np.random.default_rng(_SEED)
+        queries = min(_QUERIES, count // 2)
+        first = np.sort(rng.choice(count, queries, replace=False))
+        base = np.asarray(vectors[rows[first]], np.float32)
+        other = np.asarray(vectors[rows[rng.integers(0, count, queries)]], np.float32)
+        if metric == "cosine":
+            base, other = _unit(base), _unit(other)
+        centre = base.mean(axis=0)
+        spread = np.linalg.norm(base - centre, axis=1, keepdims=True) / np.sqrt(base.shape[1])
+        noise = rng.standard_normal(base.shape).astype(np.float32) * spread
+        near = base + noise * rng.uniform(0.25, 0.5, (queries, 1)).astype(np.float32)
+        between = 0.7 * base + 0.3 * other + 0.2 * noise
+        drawn = np.where(np.arange(queries)[:, None] % 2 == 0, near, between).astype(np.float32)
+        if metric == "cosine":
+            drawn = _unit(drawn)
+        k = min(_K, count)
+        return cls(
+            queries=np.ascontiguousarray(drawn),
+            scores=np.full((queries, k), -np.inf, np.float32),
+            rows=np.full((queries, k), -1, np.int64),
+            metric=metric,
+        )
+
+    def take(self, batch: NDArray[np.float32], first_row: int) -> None:
+        """Meet a batch of vectors whose sealed rows start at ``first_row``."""
+        scores = self.queries @ batch.T
+        if self.metric == "l2":
+            scores = 2.0 * scores - (batch * batch).sum(axis=1)[None, :]
+        k = self.scores.shape[1]
+        take = min(k, len(batch))
+        best = np.argpartition(-scores, take - 1, axis=1)[:, :take]
+        merged = np.concatenate([self.scores, np.take_along_axis(scores, best, 1)], axis=1)
+        rows = np.concatenate([self.rows, best + first_row], axis=1)
+        keep = np.argsort(-merged, axis=1, kind="stable")[:, :k]
+        self.scores = np.take_along_axis(merged, keep, 1)
+        self.rows = np.take_along_axis(rows, keep, 1)
+
+
+def _unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return (vectors / np.where(lengths > 0, lengths, 1.0)).astype(np.float32)
+
+
+def recall_of(found: NDArray[np.int64], truth: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Share of each query's true rows that were found, float64, shape (nq,)."""
+    return (found[:, :, None] == truth[:, None, :]).any(axis=1).mean(axis=1)
+
+
+def _reached(recall: NDArray[np.float64]) -> float:
+    """The recall that the stated share of queries reached, with a margin for the sample's size.
+
+    A distribution-free lower confidence bound on a quantile by order statistics (David & Nagaraja,
+    Order Statistics, section 7.1): the index is moved down by 1.65 standard deviations of the
+    binomial count.
+    """
+    ordered = np.sort(recall)
+    n = len(ordered)
+    miss = 1.0 - CONFIDENCE
+    index = int(np.floor(n * miss - 1.65 * np.sqrt(n * miss * CONFIDENCE)))
+    return float(ordered[index]) if index >= 0 else 0.0
+
+
+def calibrate(folder: Path, manifest: Manifest, probe: Probe) -> Manifest:
+    """Search the sealed files with the held-out queries; return the manifest with the findings."""
+    settings = IndexSettings()
+    errors = _plane_errors(folder, manifest, probe)
+    k = probe.rows.shape[1]
+    blank = Calibration(
+        queries=len(probe.queries),
+        k=k,
+        confidence=CONFIDENCE,
+        ef=(k,),
+        recall_mean=(1.0,),
+        recall_low=(0.0,),
+        upper_mean=0.0,
+        upper_low=0.0,
+        code_recall=0.0,
+        refined_recall=0.0,
+        code_error=errors[0],
+        refine_error=errors[1],
+    )
+    manifest = dataclasses.replace(manifest, calibration=blank)
+    with Segment(folder, manifest, 0, settings) as segment:
+        batches = {batch.kind: batch for batch in segment.unit_batches()}
+
+        def measure(width: int) -> NDArray[np.float64]:
+            hits = segment.search(probe.queries, k, ef=width, resident_only=True)
+            return recall_of(hits.rows, probe.rows)
+
+        largest = min(_WIDTHS[-1], manifest.count)
+
+        def load(*kinds: str) -> None:
+            for kind in kinds:
+                if kind in batches:
+                    segment.load_units(kind, batches[kind].units)
+
+        load("upper")
+        upper = measure(k)
+        load("links", "codes")
+        by_code = measure(largest)
+        load("refine")
+        refined = measure(largest)
+        load("vectors")
+        widths: list[int] = []
+        means: list[float] = []
+        lows: list[float] = []
+        for width in _WIDTHS:
+            if width < k or (width > manifest.count and widths):
+                continue
+            recall = measure(width)
+            widths.append(width)
+            means.append(float(recall.mean()))
+            lows.append(_reached(recall))
+            if means[-1] >= 0.9995:
+                break
+    # A wider walk can only meet more; noise in the sample must not say otherwise.
+    return dataclasses.replace(
+        manifest,
+        calibration=dataclasses.replace(
+            blank,
+            ef=tuple(widths),
+            recall_mean=tuple(float(v) for v in np.maximum.accumulate(means)),
+            recall_low=tuple(float(v) for v in np.maximum.accumulate(lows)),
+            upper_mean=float(upper.mean()),
+            upper_low=_reached(upper),
+            code_recall=float(by_code.mean()),
+            refined_recall=float(refined.mean()),
+        ),
+    )
+
+
+def _plane_errors(folder: Path, manifest: Manifest, probe: Probe) -> tuple[float, float]:
+    """Root mean square error of each plane's estimate over |q||x - centre|, on true neighbors."""
+    with Segment(folder, manifest, 0, IndexSettings()) as segment:
+        code: list[NDArray[np.float32]] = []
+        refine: list[NDArray[np.float32]] = []
+        for query, rows in zip(probe.queries, probe.rows, strict=True):
+            by_code, by_both = segment.estimate_errors(query, rows[rows >= 0])
+            code.append(by_code)
+            refine.append(by_both)
+    sizes = []
+    for errors in (np.concatenate(code), np.concatenate(refine)):
+        finite = errors[np.isfinite(errors)].astype(np.float64)
+        sizes.append(float(np.sqrt(np.mean(finite**2))) if len(finite) else 0.0)
+    return sizes[0], sizes[1]

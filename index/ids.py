@@ -1,0 +1,276 @@
+"""External ids of a segment's rows: row to id for answers, id to row for heat and changes.
+
+One file, a dense stream of four arrays whose places the manifest states:
+
+    by_row    int ids: the ids in row order. str ids: u64 offsets into `text`, one more than rows
+    text      str ids only: UTF-8, in row order
+    keys      u64, rising: the id's two's complement bits, or a hash of its UTF-8 bytes
+    rows      u32: the row of each key
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.errors import InputError
+from stoker.index.paged_file import PagedFile, PagedFileInfo, SegmentFileCorrupt, write_blob
+
+ID_BYTES_MAX = 512
+
+
+@dataclasses.dataclass(frozen=True)
+class IdLayout:
+    """Where the arrays lie in the file, as byte counts in order: by_row, text, keys, rows."""
+
+    kind: str
+    by_row_dtype: str
+    text_bytes: int
+
+
+def normalize_ids(ids: Any, count: int) -> NDArray[Any]:
+    """Return the caller's ids as int64, or as an object array of str.
+
+    Args:
+        ids: None for 0 ... count - 1, or a sequence of ``count`` integers or strings.
+
+    Raises:
+        InputError: wrong count, mixed or unusable kinds, or a duplicate (named).
+    """
+    if ids is None:
+        return np.arange(count, dtype=np.int64)
+    array = np.asarray(ids, dtype=object) if isinstance(ids, list | tuple) else np.asarray(ids)
+    if array.ndim != 1 or len(array) != count:
+        raise InputError(f"ids: expected {count}, one for each vector, found shape {array.shape}")
+    if count == 0:
+        return np.empty(0, np.int64)
+    if array.dtype.kind in "iu":
+        if array.dtype.kind == "u" and int(array.max()) > np.iinfo(np.int64).max:
+            raise InputError(f"ids: {int(array.max())} does not fit a signed 64-bit integer")
+        result: NDArray[Any] = array.astype(np.int64)
+    elif array.dtype.kind in "UO":
+        first = array[0]
+        if isinstance(first, str):
+            wrong = next((i for i, v in enumerate(array) if not isinstance(v, str)), None)
+            kind = "str"
+        else:
+            wrong = next(
+                (
+                    i
+                    for i, v in enumerate(array)
+                    if not isinstance(v, int | np.integer) or isinstance(v, bool)
+                ),
+                None,
+            )
+            kind = "int"
+        if wrong is not None:
+            raise InputError(
+                f"ids: entry {wrong} is a {type(array[wrong]).__name__}, the others are {kind}"
+            )
+        if kind == "int":
+            try:
+                result = array.astype(np.int64)
+            except OverflowError as error:
+                raise InputError("ids: one does not fit a signed 64-bit integer") from error
+        else:
+            result = np.empty(count, object)
+            for i, text in enumerate(array):
+                length = len(text.encode("utf-8", "surrogatepass"))
+                if not 0 < length <= ID_BYTES_MAX or not _is_encodable(text):
+                    raise InputError(
+                        f"ids: entry {i} must be 1 to {ID_BYTES_MAX} bytes of UTF-8, found {length}"
+                    )
+                result[i] = str(text)
+    else:
+        raise InputError(f"ids: expected integers or strings, found {array.dtype}")
+    _refuse_duplicates(result)
+    return result
+
+
+def _is_encodable(text: str) -> bool:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _refuse_duplicates(ids: NDArray[Any]) -> None:
+    if ids.dtype == np.int64:
+        values, counts = np.unique(ids, return_counts=True)
+        if len(values) != len(ids):
+            twice = values[counts > 1][0]
+            rows = np.flatnonzero(ids == twice)[:2]
+            raise InputError(f"ids: {twice} is given twice, at entries {rows[0]} and {rows[1]}")
+        return
+    seen: dict[str, int] = {}
+    for i, text in enumerate(ids):
+        if text in seen:
+            raise InputError(f"ids: {text!r} is given twice, at entries {seen[text]} and {i}")
+        seen[text] = i
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode("utf-8"), digest_size=8).digest(), "little")
+
+
+def write_ids(path: Path, ids: NDArray[Any], *, page_bytes: int) -> tuple[IdLayout, PagedFileInfo]:
+    """Write ids in row order; ``ids`` as `normalize_ids` returns them."""
+    count = len(ids)
+    if ids.dtype == np.int64:
+        small = count == 0 or (int(ids.min()) >= 0 and int(ids.max()) < 1 << 32)
+        by_row = ids.astype("<u4" if small else "<i8")
+        text = np.empty(0, np.uint8)
+        keys = ids.view(np.uint64) if count else np.empty(0, np.uint64)
+        kind = "int"
+    else:
+        encoded = [str(value).encode("utf-8") for value in ids]
+        offsets = np.zeros(count + 1, "<u8")
+        np.cumsum([len(value) for value in encoded], out=offsets[1:])
+        by_row = offsets
+        text = np.frombuffer(b"".join(encoded), np.uint8)
+        keys = np.fromiter((_hash(str(value)) for value in ids), np.uint64, count)
+        kind = "str"
+    order = np.argsort(keys, kind="stable").astype("<u4")
+    parts = [
+        by_row.view(np.uint8).reshape(-1),
+        text,
+        keys[order].astype("<u8").view(np.uint8),
+        order.view(np.uint8),
+    ]
+    info = write_blob(path, np.concatenate(parts), kind="ids", page_bytes=page_bytes)
+    return IdLayout(kind, by_row.dtype.str, len(text)), info
+
+
+class IdTable:
+    """Ids of a sealed segment, read and checked on first use and then kept in memory.
+
+    Memory: 4 or 8 bytes a row for integers, 8 bytes and the text a row for strings; the reverse
+    table, 12 bytes a row, only once `rows_of` was called.
+    """
+
+    def __init__(self, path: Path, layout: IdLayout, count: int) -> None:
+        self._file = PagedFile(path, kind="ids")
+        self._layout = layout
+        self._count = count
+        self._by_row: NDArray[Any] | None = None
+        self._text = b""
+        self._reverse: tuple[NDArray[np.uint64], NDArray[np.uint32]] | None = None
+        width = np.dtype(layout.by_row_dtype).itemsize
+        self._by_row_bytes = width * (count + (1 if layout.kind == "str" else 0))
+        expected = self._by_row_bytes + layout.text_bytes + 12 * count
+        if self._file.info.record_count != expected:
+            raise SegmentFileCorrupt(
+                f"{path}: {self._file.info.record_count} bytes of ids, expected {expected}",
+                path=path,
+            )
+
+    @property
+    def kind(self) -> str:
+        """ "int" or "str"."""
+        return self._layout.kind
+
+    @property
+    def loaded_bytes(self) -> int:
+        """Bytes held in memory now."""
+        held = 0 if self._by_row is None else self._by_row.nbytes + len(self._text)
+        return held + (0 if self._reverse is None else 12 * self._count)
+
+    def _range(self, start: int, length: int) -> NDArray[np.uint8]:
+        info = self._file.info
+        first = start // info.page_bytes
+        count = -(-(start + length) // info.page_bytes) - first
+        pages = self._file.read(first, count, self._file.checksums()).reshape(-1)
+        at = start - first * info.page_bytes
+        return pages[at : at + length]
+
+    def load(self) -> int:
+        """Bring the row-to-id table into memory now. Returns the bytes read."""
+        if self._by_row is not None:
+            return 0
+        raw = self._range(0, self._by_row_bytes + self._layout.text_bytes)
+        by_row = raw[: self._by_row_bytes].view(self._layout.by_row_dtype)
+        if self._layout.kind == "str":
+            text = raw[self._by_row_bytes :].tobytes()
+            if len(by_row) and (
+                int(by_row[0]) != 0
+                or int(by_row[-1]) != len(text)
+                or bool(np.any(by_row[1:] < by_row[:-1]))
+            ):
+                raise SegmentFileCorrupt(
+                    f"{self._file.path}: text offsets do not rise from 0 to {len(text)}",
+                    path=self._file.path,
+                )
+            self._text = text
+        self._by_row = by_row
+        return len(raw)
+
+    def ids_at(self, rows: NDArray[np.int64]) -> NDArray[Any]:
+        """Ids of rows of any shape; -1, or None, where the row is -1."""
+        self.load()
+        by_row = self._by_row
+        assert by_row is not None
+        present = rows >= 0
+        safe = np.where(present, rows, 0)
+        if self._layout.kind == "int":
+            if self._count == 0:
+                return np.full(rows.shape, -1, np.int64)
+            ids = by_row[safe].astype(np.int64)
+            ids[~present] = -1
+            return ids
+        out = np.empty(rows.shape, object)
+        flat = out.reshape(-1)
+        for i, row in enumerate(rows.reshape(-1)):
+            if row >= 0:
+                flat[i] = self._text[int(by_row[row]) : int(by_row[row + 1])].decode("utf-8")
+        return out
+
+    def rows_of(self, ids: Sequence[Any] | NDArray[Any]) -> NDArray[np.int64]:
+        """Rows of ids, int64, -1 where the segment has no such id (or no such kind of id)."""
+        count = len(ids)
+        rows = np.full(count, -1, np.int64)
+        if count == 0 or self._count == 0:
+            return rows
+        if self._reverse is None:
+            start = self._by_row_bytes + self._layout.text_bytes
+            raw = self._range(start, 12 * self._count)
+            keys = raw[: 8 * self._count].view("<u8").astype(np.uint64)
+            order = raw[8 * self._count :].view("<u4").astype(np.uint32)
+            if bool(np.any(order >= self._count)):
+                raise SegmentFileCorrupt(
+                    f"{self._file.path}: a row number exceeds {self._count}", path=self._file.path
+                )
+            self._reverse = (keys, order)
+        keys, order = self._reverse
+        if self._layout.kind == "int":
+            usable = [
+                i
+                for i, v in enumerate(ids)
+                if isinstance(v, int | np.integer) and _is_int64(int(v))
+            ]
+            wanted = np.fromiter((int(ids[i]) for i in usable), np.int64, len(usable)).view(
+                np.uint64
+            )
+        else:
+            usable = [i for i, v in enumerate(ids) if isinstance(v, str) and _is_encodable(v)]
+            wanted = np.fromiter((_hash(str(ids[i])) for i in usable), np.uint64, len(usable))
+        at = np.searchsorted(keys, wanted)
+        for i, position, key in zip(usable, at, wanted, strict=True):
+            # Equal hashes of different strings are told apart by the strings themselves.
+            while position < self._count and keys[position] == key:
+                row = int(order[position])
+                if self.ids_at(np.array([row]))[0] == ids[i]:
+                    rows[i] = row
+                    break
+                position += 1
+        return rows
+
+
+def _is_int64(value: int) -> bool:
+    return -(1 << 63) <= value < 1 << 63

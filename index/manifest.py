@@ -1,0 +1,210 @@
+"""The manifest of a sealed segment: one JSON file that says what the other files hold.
+
+It is written last, so a folder without a valid manifest is not a segment.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from stoker.index.paged_file import PAGE_BYTES_MAX, SegmentFileCorrupt, SegmentVersionUnknown
+from stoker.kernels import _core
+
+FORMAT: Final = "stoker-segment"
+VERSION: Final = 1
+NAME: Final = "manifest.json"
+_BYTES_MAX: Final = 16 << 20
+FILES: Final = {
+    "links": "links.stk",
+    "codes": "codes.stk",
+    "refine": "refine.stk",
+    "vectors": "vectors.stk",
+    "ids": "ids.stk",
+    "transform": "transform.stk",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class LevelLayout:
+    """One level's links in links.stk; see FORMAT.md."""
+
+    count: int
+    m: int
+    id_bits: int
+    record_bytes: int
+    per_page: int
+    first_page: int
+    page_count: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Calibration:
+    """What searches on held-out queries found when the segment was sealed.
+
+    Attributes:
+        queries: How many held-out queries there were.
+        k: Neighbors asked for.
+        confidence: Of the lower bounds: the share of queries that reach them.
+        ef: Widths measured, rising.
+        recall_mean: Mean recall@k at each width, everything resident.
+        recall_low: The recall that the stated share of queries reached at each width.
+        upper_mean: Mean recall@k of answers from the upper layers alone.
+        upper_low: The recall that the stated share of them reached.
+        code_recall: Mean recall@k at the largest width, navigation codes alone.
+        refined_recall: The same with both planes and no vectors.
+        code_error: Standard deviation of the first plane's estimate over |q||x - centre|.
+        refine_error: The same for both planes.
+    """
+
+    queries: int
+    k: int
+    confidence: float
+    ef: tuple[int, ...]
+    recall_mean: tuple[float, ...]
+    recall_low: tuple[float, ...]
+    upper_mean: float
+    upper_low: float
+    code_recall: float
+    refined_recall: float
+    code_error: float
+    refine_error: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """Everything that opening a segment needs to know; field by field in FORMAT.md."""
+
+    metric: str
+    dim: int
+    count: int
+    m: int
+    ef_construction: int
+    vector_dtype: str
+    page_bytes: int
+    seed: int
+    entry_row: int
+    levels: tuple[LevelLayout, ...]
+    code_record_bytes: int
+    code_per_page: int
+    refine_record_bytes: int
+    refine_per_page: int
+    vector_record_bytes: int
+    id_kind: str
+    id_by_row_dtype: str
+    id_text_bytes: int
+    file_crcs: dict[str, int]
+    total_bytes: int
+    builder: str
+    hot_rows: int
+    calibration: Calibration | None
+
+    def write(self, folder: Path) -> None:
+        """Write the manifest and fsync it. The caller publishes the folder."""
+        body = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(self)}
+        body["crc32c"] = _crc_of(body)
+        path = folder / NAME
+        with open(path, "xb") as file:
+            file.write(json.dumps(body, indent=1, sort_keys=True).encode())
+            file.flush()
+            os.fsync(file.fileno())
+
+    @classmethod
+    def read(cls, folder: Path) -> Manifest:
+        """Read and check a segment's manifest.
+
+        Raises:
+            SegmentFileCorrupt: missing, not JSON, a field missing or out of range, or damaged.
+            SegmentVersionUnknown: written by a newer Stoker.
+        """
+        path = folder / NAME
+        try:
+            if path.stat().st_size > _BYTES_MAX:
+                raise SegmentFileCorrupt(f"{path}: larger than {_BYTES_MAX} bytes", path=path)
+            body = json.loads(path.read_bytes())
+        except OSError as error:
+            raise SegmentFileCorrupt(
+                f"{folder}: not a segment: {NAME} cannot be read ({error.strerror})", path=path
+            ) from error
+        except (ValueError, RecursionError) as error:
+            raise SegmentFileCorrupt(f"{path}: not JSON: {error}", path=path) from error
+        if not isinstance(body, dict) or body.get("format") != FORMAT:
+            raise SegmentFileCorrupt(f"{path}: expected format {FORMAT!r}", path=path)
+        if body.get("version") != VERSION:
+            raise SegmentVersionUnknown(
+                f"{path}: format version {body.get('version')!r}, this Stoker reads {VERSION}; "
+                "upgrade it, or rebuild the index"
+            )
+        stated = body.pop("crc32c", None)
+        if stated != _crc_of(body):
+            raise SegmentFileCorrupt(f"{path}: fails its checksum", path=path)
+        try:
+            manifest = _from_json(body)
+        except (KeyError, TypeError, ValueError) as error:
+            raise SegmentFileCorrupt(f"{path}: unusable field: {error}", path=path) from error
+        _check(manifest, path)
+        return manifest
+
+
+def _crc_of(body: dict[str, Any]) -> int:
+    raw = json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+    return _core.crc32c(np.frombuffer(raw, np.uint8))
+
+
+def _from_json(body: dict[str, Any]) -> Manifest:
+    fields = {f.name: body[f.name] for f in dataclasses.fields(Manifest)}
+    fields["levels"] = tuple(LevelLayout(**level) for level in fields["levels"])
+    raw = fields["calibration"]
+    if raw is not None:
+        lists = {name: tuple(raw[name]) for name in ("ef", "recall_mean", "recall_low")}
+        fields["calibration"] = Calibration(**{**raw, **lists})
+    return Manifest(**fields)
+
+
+def _check(manifest: Manifest, path: Path) -> None:
+    """Refuse what no writer writes, before any number is used to address memory."""
+
+    def need(holds: bool, what: str) -> None:
+        if not holds:
+            raise SegmentFileCorrupt(f"{path}: {what}", path=path)
+
+    def is_count(value: object) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 32
+
+    need(manifest.metric in ("ip", "cosine", "l2"), f"metric {manifest.metric!r}")
+    need(is_count(manifest.dim) and 1 <= manifest.dim <= 4096, f"dim {manifest.dim!r}")
+    need(is_count(manifest.count), f"count {manifest.count!r}")
+    need(manifest.vector_dtype in ("float32", "float16"), f"dtype {manifest.vector_dtype!r}")
+    need(
+        is_count(manifest.page_bytes)
+        and 4096 <= manifest.page_bytes <= PAGE_BYTES_MAX
+        and manifest.page_bytes % 4096 == 0,
+        f"page_bytes {manifest.page_bytes!r}",
+    )
+    need(is_count(manifest.entry_row), f"entry_row {manifest.entry_row!r}")
+    need(set(manifest.file_crcs) == set(FILES), "file_crcs does not name the segment's files")
+    need(manifest.id_kind in ("int", "str"), f"id_kind {manifest.id_kind!r}")
+    need(manifest.id_by_row_dtype in ("<u4", "<i8", "<u8"), f"{manifest.id_by_row_dtype!r}")
+    need(
+        isinstance(manifest.id_text_bytes, int) and 0 <= manifest.id_text_bytes < 1 << 48,
+        f"id_text_bytes {manifest.id_text_bytes!r}",
+    )
+    need(0 < len(manifest.levels) <= 64, f"{len(manifest.levels)} levels")
+    for number, level in enumerate(manifest.levels):
+        for field in dataclasses.fields(level):
+            need(is_count(getattr(level, field.name)), f"levels[{number}].{field.name}")
+        need(level.per_page >= 1, f"levels[{number}].per_page is 0")
+    need(manifest.levels[0].count == manifest.count, "level 0 does not hold every row")
+    for name in ("code_record_bytes", "code_per_page", "refine_record_bytes", "refine_per_page"):
+        need(is_count(getattr(manifest, name)) and getattr(manifest, name) >= 1, name)
+    calibration = manifest.calibration
+    if calibration is not None:
+        need(
+            len(calibration.ef) == len(calibration.recall_mean) == len(calibration.recall_low) > 0,
+            "calibration lists differ in length",
+        )

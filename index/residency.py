@@ -1,0 +1,76 @@
+"""What of an index is in memory, read back from the page pool."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+PAGE_KINDS = ("upper", "links", "codes", "refine", "vectors")
+
+
+@dataclasses.dataclass(frozen=True)
+class KindResidency:
+    """Pages of one kind: how many there are, are in memory, held for good, and damaged."""
+
+    kind: str
+    pages: int
+    resident: int
+    sticky: int
+    quarantined: int
+    page_bytes: int
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes in memory."""
+        return self.resident * self.page_bytes
+
+    @property
+    def ratio(self) -> float:
+        """Share of the pages that are in memory; 1 where there are none."""
+        return self.resident / self.pages if self.pages else 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Residency:
+    """Residency per kind and per level, from the page pool's own tables.
+
+    Attributes:
+        kinds: One entry per kind of page, in loading order.
+        levels: Share of each level's links that is resident, the bottom first.
+        total_bytes: Bytes of all pages.
+        resident_bytes: Bytes of pages in memory.
+        budget_bytes: The page pool's budget.
+    """
+
+    kinds: tuple[KindResidency, ...]
+    levels: tuple[float, ...]
+    total_bytes: int
+    resident_bytes: int
+    budget_bytes: int
+
+    def kind(self, name: str) -> KindResidency:
+        """The entry of one kind; KeyError names an unknown one."""
+        for entry in self.kinds:
+            if entry.kind == name:
+                return entry
+        raise KeyError(name)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "total_bytes": self.total_bytes,
+            "resident_bytes": self.resident_bytes,
+            "budget_bytes": self.budget_bytes,
+            "levels": list(self.levels),
+            "kinds": {
+                entry.kind: {
+                    "pages": entry.pages,
+                    "resident": entry.resident,
+                    "sticky": entry.sticky,
+                    "quarantined": entry.quarantined,
+                    "bytes": entry.pages * entry.page_bytes,
+                    "resident_bytes": entry.resident_bytes,
+                }
+                for entry in self.kinds
+            },
+        }

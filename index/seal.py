@@ -1,0 +1,414 @@
+"""Seal a graph and its vectors into a segment: order, quantise, page, calibrate, publish.
+
+Vectors stream through in sealed order, one batch at a time; only the level-0 links are held whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from stoker.errors import InputError
+from stoker.index.calibration import Probe, calibrate
+from stoker.index.hnsw_graph import HnswGraph
+from stoker.index.ids import write_ids
+from stoker.index.manifest import FILES, LevelLayout, Manifest
+from stoker.index.paged_file import PagedFileInfo, PagedFileWriter, write_blob
+from stoker.kernels import _core
+
+METRICS: Final = ("ip", "cosine", "l2")
+_SEED: Final = 0x53544F4B45523031
+_BATCH_ROWS: Final = 16_384
+_CENTRE_ROWS: Final = 100_000
+_HEAT_BUCKETS: Final = 12
+_PAGE_WASTE_MAX: Final = 0.16
+# A links page ends in this much padding, so that an id can be read as one unaligned word.
+_LINK_PADDING: Final = 8
+
+Progress = Callable[[str, int, int], None]
+"""Called with (what, done, total) while work goes on."""
+
+log = structlog.get_logger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class BuildReport:
+    """What a build made.
+
+    Attributes:
+        path: The segment's folder.
+        count: Vectors.
+        dim: Dimensions.
+        metric: "ip", "cosine" or "l2".
+        total_bytes: Bytes of all files.
+        bytes_by_kind: Bytes of each file.
+        navigation_bytes: Bytes of links and codes: what a walk needs in memory.
+        graph_s: Seconds spent on the graph; 0 when it was given.
+        seal_s: Seconds spent ordering, quantising and writing.
+        calibrate_s: Seconds spent measuring recall.
+        recall: Mean recall@10 on held-out queries at the largest width measured, or None.
+    """
+
+    path: str
+    count: int
+    dim: int
+    metric: str
+    total_bytes: int
+    bytes_by_kind: dict[str, int]
+    navigation_bytes: int
+    graph_s: float
+    seal_s: float
+    calibrate_s: float
+    recall: float | None
+
+
+def seal_graph(
+    path: Path | str,
+    graph: HnswGraph,
+    vectors: NDArray[Any],
+    ids: NDArray[Any],
+    *,
+    metric: str,
+    heat: NDArray[np.float32] | None = None,
+    source_rows: NDArray[np.int64] | None = None,
+    ef_construction: int = 0,
+    builder: str = "hnswlib",
+    threads: int | None = None,
+    progress: Progress | None = None,
+    graph_s: float = 0.0,
+) -> BuildReport:
+    """Write a segment's folder at ``path``, published by one rename.
+
+    Args:
+        path: Must not exist; its parent must.
+        graph: Links of ``count`` nodes.
+        vectors: float32 or float16, shape (n, dim); may be a memory map. Finite.
+        ids: External ids of the rows of ``vectors``, as `ids.normalize_ids` returns them.
+        metric: "ip", "cosine" (vectors are stored at unit length) or "l2".
+        heat: float32, shape (n,), >= 0: expected demand of each row of ``vectors``. Hot rows are
+            sealed side by side, so that a small warm set is a small number of pages.
+        source_rows: int64, shape (count,): the row of ``vectors`` that each node stands for;
+            None means the node's own number.
+
+    Raises:
+        InputError: ``path`` exists, or shapes disagree.
+    """
+    target = Path(path)
+    if target.exists():
+        raise InputError(f"{target}: exists already; a segment is never overwritten")
+    if metric not in METRICS:
+        raise InputError(f"metric: expected one of {', '.join(METRICS)}, found {metric!r}")
+    count = graph.count
+    rows = np.arange(count, dtype=np.int64) if source_rows is None else source_rows
+    if rows.shape != (count,) or vectors.ndim != 2 or len(ids) != len(vectors):
+        raise InputError(
+            f"graph of {count} nodes, {len(rows)} source rows, vectors {vectors.shape}, "
+            f"{len(ids)} ids: they disagree"
+        )
+    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:12]}.tmp")
+    temporary.mkdir(parents=True)
+    try:
+        sealer = _Sealer(temporary, graph, vectors, ids, metric, rows, threads, progress)
+        report = sealer.run(heat, ef_construction, builder)
+        _fsync_folder(temporary)
+        os.rename(temporary, target)
+        _fsync_folder(target.parent)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    log.info(
+        "index.segment_sealed",
+        path=str(target),
+        rows=count,
+        bytes=report.total_bytes,
+        seal_s=round(report.seal_s, 3),
+    )
+    return dataclasses.replace(report, path=str(target), graph_s=graph_s)
+
+
+def choose_page_bytes(dim: int, m0: int, count: int) -> int:
+    """Smallest page that wastes at most 16 % on code records and fits a link record.
+
+    Small pages make the unit of residency fine; records do not cross pages, so wide vectors need
+    larger ones.
+    """
+    code = _core.code_record_bytes(dim)
+    link = 2 + (m0 * _id_bits(count) + 7) // 8
+    page = 4096
+    while page < 65536:
+        per_page = page // code
+        fits = link + _LINK_PADDING <= page and per_page >= 1
+        if fits and 1.0 - per_page * code / page <= _PAGE_WASTE_MAX:
+            return page
+        page *= 2
+    return page
+
+
+def _id_bits(count: int) -> int:
+    return max(int(max(count - 1, 1)).bit_length(), 1)
+
+
+def _fsync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class _Sealer:
+    """One sealing, from graph to files in ``folder``."""
+
+    def __init__(
+        self,
+        folder: Path,
+        graph: HnswGraph,
+        vectors: NDArray[Any],
+        ids: NDArray[Any],
+        metric: str,
+        rows: NDArray[np.int64],
+        threads: int | None,
+        progress: Progress | None,
+    ) -> None:
+        self.folder = folder
+        self.graph = graph
+        self.vectors = vectors
+        self.ids = ids
+        self.metric = metric
+        self.rows = rows
+        self.threads = threads or len(os.sched_getaffinity(0))
+        self.progress = progress or (lambda what, done, total: None)
+        self.dim = int(vectors.shape[1])
+        self.half = vectors.dtype == np.float16
+        self.page_bytes = choose_page_bytes(self.dim, max(graph.m0, 1), graph.count)
+        self.infos: dict[str, PagedFileInfo] = {}
+
+    def run(
+        self, heat: NDArray[np.float32] | None, ef_construction: int, builder: str
+    ) -> BuildReport:
+        started = time.monotonic()
+        order = self._order(heat)
+        levels = self._write_links(order)
+        centre = self._centre()
+        self.infos["transform"] = write_blob(
+            self.folder / FILES["transform"], centre, kind="transform", page_bytes=self.page_bytes
+        )
+        probe = Probe.draw(self.vectors, self.rows, metric=self.metric)
+        self._write_rows(order, centre, probe)
+        id_layout, self.infos["ids"] = write_ids(
+            self.folder / FILES["ids"], self.ids[self.rows[order]], page_bytes=self.page_bytes
+        )
+        g = self.graph
+        entry_row = 0
+        if g.count:
+            entry_row = int(np.flatnonzero(order[: levels[-1].count] == g.entry_point)[0])
+        hot = 0 if heat is None else int(np.count_nonzero(heat[self.rows] > 0))
+        manifest = Manifest(
+            metric=self.metric,
+            dim=self.dim,
+            count=g.count,
+            m=g.m,
+            ef_construction=ef_construction,
+            vector_dtype="float16" if self.half else "float32",
+            page_bytes=self.page_bytes,
+            seed=_SEED,
+            entry_row=entry_row,
+            levels=tuple(levels),
+            code_record_bytes=self.infos["codes"].record_bytes,
+            code_per_page=self.infos["codes"].per_page,
+            refine_record_bytes=self.infos["refine"].record_bytes,
+            refine_per_page=self.infos["refine"].per_page,
+            vector_record_bytes=self.infos["vectors"].record_bytes,
+            id_kind=id_layout.kind,
+            id_by_row_dtype=id_layout.by_row_dtype,
+            id_text_bytes=id_layout.text_bytes,
+            file_crcs={part: info.table_crc for part, info in self.infos.items()},
+            total_bytes=sum(info.file_bytes for info in self.infos.values()),
+            builder=builder,
+            hot_rows=hot,
+            calibration=None,
+        )
+        sealed_at = time.monotonic()
+        if probe is not None and g.count:
+            self.progress("calibrate", 0, 1)
+            manifest = calibrate(self.folder, manifest, probe)
+            self.progress("calibrate", 1, 1)
+        manifest.write(self.folder)
+        calibration = manifest.calibration
+        return BuildReport(
+            path=str(self.folder),
+            count=g.count,
+            dim=self.dim,
+            metric=self.metric,
+            total_bytes=manifest.total_bytes,
+            bytes_by_kind={part: info.file_bytes for part, info in self.infos.items()},
+            navigation_bytes=self.infos["links"].file_bytes + self.infos["codes"].file_bytes,
+            graph_s=0.0,
+            seal_s=sealed_at - started,
+            calibrate_s=time.monotonic() - sealed_at,
+            recall=calibration.recall_mean[-1] if calibration else None,
+        )
+
+    # ---- order -------------------------------------------------------------------------------
+
+    def _order(self, heat: NDArray[np.float32] | None) -> NDArray[np.uint32]:
+        """Nodes in sealed order: higher levels first, then heat, then graph locality."""
+        g = self.graph
+        if g.count == 0:
+            return np.empty(0, np.uint32)
+        top = max(g.max_level, 0)
+        groups = (top - g.levels.astype(np.int64)).astype(np.uint32)
+        if heat is not None:
+            warm = heat[self.rows].astype(np.float64)
+            largest = float(warm.max(initial=0.0))
+            if largest > 0:
+                # A factor of two in heat is one bucket; inside a bucket locality decides.
+                with np.errstate(divide="ignore"):
+                    bucket = np.floor(-np.log2(warm / largest))
+                bucket = np.where(warm > 0, np.clip(bucket, 0, _HEAT_BUCKETS - 1), _HEAT_BUCKETS)
+                bottom = g.levels == 0
+                groups[bottom] += bucket[bottom].astype(np.uint32)
+        page_nodes = max(self.page_bytes // _core.refine_record_bytes(self.dim), 1)
+        links = np.ascontiguousarray(g.level0, np.uint32)
+        counts = np.ascontiguousarray(g.level0_counts, np.uint16)
+        order: NDArray[np.uint32] = _core.locality_order(
+            links, counts, groups, page_nodes=page_nodes
+        )
+        return order
+
+    # ---- links -------------------------------------------------------------------------------
+
+    def _write_links(self, order: NDArray[np.uint32]) -> list[LevelLayout]:
+        g = self.graph
+        inverse = np.empty(max(g.count, 1), np.uint32)
+        inverse[order] = np.arange(g.count, dtype=np.uint32)
+        tables: list[tuple[NDArray[np.uint32], NDArray[np.uint16], int]] = []
+        if g.count:
+            tables.append((g.level0, np.asarray(g.level0_counts, np.uint16), g.m0))
+        for level in g.upper:
+            tables.append((level.links, level.counts, g.m))
+        layouts: dict[int, LevelLayout] = {}
+        first_page = 0
+        with PagedFileWriter(
+            self.folder / FILES["links"],
+            kind="links",
+            page_bytes=self.page_bytes,
+            record_bytes=0,
+            per_page=0,
+        ) as writer:
+            # Top down, so that opening by layers reads the file front to back.
+            for number in range(len(tables) - 1, -1, -1):
+                ids, counts, m = tables[number]
+                here = len(ids)
+                nodes = order[:here]
+                at = nodes if number == 0 else np.searchsorted(g.upper[number - 1].nodes, nodes)
+                bits = _id_bits(here)
+                record = 2 + (m * bits + 7) // 8
+                per_page = max((self.page_bytes - _LINK_PADDING) // record, 1)
+                start_page = first_page
+                step = max(_BATCH_ROWS * 4 // per_page, 1) * per_page
+                for start in range(0, here, step):
+                    part = at[start : start + step]
+                    local_counts = np.ascontiguousarray(counts[part])
+                    local = np.asarray(ids[part], np.uint32)
+                    valid = np.arange(local.shape[1])[None, :] < local_counts[:, None]
+                    renamed = np.where(valid, inverse[np.where(valid, local, 0)], 0)
+                    pages = _core.pack_links(
+                        np.ascontiguousarray(renamed, np.uint32),
+                        local_counts,
+                        id_bits=bits,
+                        record_bytes=record,
+                        per_page=per_page,
+                        page_bytes=self.page_bytes,
+                    )
+                    writer.write_pages(pages, len(part))
+                    first_page += len(pages)
+                    if number == 0:
+                        self.progress("links", min(start + step, here), here)
+                layouts[number] = LevelLayout(
+                    count=here,
+                    m=m,
+                    id_bits=bits,
+                    record_bytes=record,
+                    per_page=per_page,
+                    first_page=start_page,
+                    page_count=first_page - start_page,
+                )
+            self.infos["links"] = writer.close()
+        if not layouts:
+            layouts[0] = LevelLayout(0, 0, 1, 2, 1, 0, 0)
+        return [layouts[number] for number in range(len(layouts))]
+
+    # ---- rows --------------------------------------------------------------------------------
+
+    def _centre(self) -> NDArray[np.float32]:
+        count = len(self.rows)
+        if count == 0:
+            return np.zeros(self.dim, np.float32)
+        step = max(count // _CENTRE_ROWS, 1)
+        total = np.zeros(self.dim, np.float64)
+        used = 0
+        for start in range(0, count, step * _BATCH_ROWS):
+            batch = self._batch(self.rows[start : start + step * _BATCH_ROWS : step])
+            total += batch.sum(axis=0, dtype=np.float64)
+            used += len(batch)
+        return (total / used).astype(np.float32)
+
+    def _batch(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        batch = np.ascontiguousarray(self.vectors[rows], np.float32)
+        if self.metric == "cosine":
+            lengths = np.linalg.norm(batch, axis=1, keepdims=True)
+            batch /= np.where(lengths > 0, lengths, 1.0)
+        return batch
+
+    def _write_rows(
+        self, order: NDArray[np.uint32], centre: NDArray[np.float32], probe: Probe | None
+    ) -> None:
+        count = len(order)
+        code_bytes = _core.code_record_bytes(self.dim)
+        refine_bytes = _core.refine_record_bytes(self.dim)
+        vector_bytes = self.dim * (2 if self.half else 4)
+
+        def writer(part: str, record: int, per_page: int) -> PagedFileWriter:
+            return PagedFileWriter(
+                self.folder / FILES[part],
+                kind=part,
+                page_bytes=self.page_bytes,
+                record_bytes=record,
+                per_page=per_page,
+            )
+
+        with (
+            writer("codes", code_bytes, self.page_bytes // code_bytes) as codes,
+            writer("refine", refine_bytes, self.page_bytes // refine_bytes) as refines,
+            writer("vectors", vector_bytes, 0) as vectors,
+            ThreadPoolExecutor(self.threads) as pool,
+        ):
+            for start in range(0, count, _BATCH_ROWS):
+                rows = self.rows[order[start : start + _BATCH_ROWS]]
+                batch = self._batch(rows)
+                parts = np.array_split(batch, min(self.threads, len(batch)))
+                encoded = list(
+                    pool.map(lambda part: _core.encode(part, seed=_SEED, centre=centre), parts)
+                )
+                codes.write_records(np.concatenate([c for c, _ in encoded]))
+                refines.write_records(np.concatenate([r for _, r in encoded]))
+                stored = batch.astype("<f2") if self.half else batch.astype("<f4", copy=False)
+                vectors.write_records(stored.view(np.uint8))
+                if probe is not None:
+                    probe.take(batch, start)
+                self.progress("seal", min(start + _BATCH_ROWS, count), count)
+            self.infos["codes"] = codes.close()
+            self.infos["refine"] = refines.close()
+            self.infos["vectors"] = vectors.close()

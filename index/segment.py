@@ -1,0 +1,667 @@
+"""A sealed segment, open: its pages in a pool, searches over them, and what can be loaded.
+
+`Segment` is mechanism: it answers, loads what it is told to load, and says what is resident. What to
+load is decided by heat that a caller hands in; see `index/README.md` for a query's whole way.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from stoker.errors import InputError, UnavailableError
+from stoker.index.ids import IdLayout, IdTable
+from stoker.index.manifest import FILES, Calibration, Manifest
+from stoker.index.paged_file import HEADER_BYTES, PagedFile, SegmentFileCorrupt
+from stoker.index.residency import PAGE_KINDS, KindResidency, Residency
+from stoker.index.settings import IndexSettings
+from stoker.kernels import _core
+
+NO_ROW: Final = 0xFFFFFFFF
+K_MAX: Final = 1000
+# Frames that the pool keeps beyond a small budget, so that a query's reads have somewhere to land.
+_BUDGET_PAGES_MIN: Final = 64
+_STAGES: Final = {"upper": 0, "links": 1, "codes": 1, "refine": 2, "vectors": 3}
+
+log = structlog.get_logger(__name__)
+
+
+class SegmentClosed(UnavailableError):
+    """The segment was closed; open it again."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SegmentHits:
+    """A batch's answer in rows.
+
+    Attributes:
+        rows: int64, shape (nq, k), -1 where there are fewer.
+        scores: float32, shape (nq, k): inner product or cosine (higher is nearer), or squared L2
+            distance (lower is nearer). Not-a-number where the row is -1.
+        completeness: float32, shape (nq,): share of the walk's work that was done.
+        recall_bound: float32, shape (nq,): calibrated lower bound on recall.
+        expected_recall: float32, shape (nq,): estimate for this query.
+        exact_share: float32, shape (nq,): share of hits scored by their full vector.
+        pages_read: int64, shape (nq,).
+        bytes_read: int64, shape (nq,).
+        rounds: int64, shape (nq,).
+        deadline_hit: bool, shape (nq,).
+    """
+
+    rows: NDArray[np.int64]
+    scores: NDArray[np.float32]
+    completeness: NDArray[np.float32]
+    recall_bound: NDArray[np.float32]
+    expected_recall: NDArray[np.float32]
+    exact_share: NDArray[np.float32]
+    pages_read: NDArray[np.int64]
+    bytes_read: NDArray[np.int64]
+    rounds: NDArray[np.int64]
+    deadline_hit: NDArray[np.bool_]
+
+
+@dataclasses.dataclass(frozen=True)
+class PageUnits:
+    """Pages of one kind, the most useful first; what `prefetch` calls a batch of units.
+
+    Attributes:
+        kind: One of `residency.PAGE_KINDS`.
+        stage: Lower stages are loaded first.
+        units: uint32, shape (n,): page numbers of the kind.
+        unit_bytes: Bytes of a page.
+        benefit: float32, shape (n,): heat that lies on each page.
+    """
+
+    kind: str
+    stage: int
+    units: NDArray[np.uint32]
+    unit_bytes: int
+    benefit: NDArray[np.float32]
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadCounts:
+    """What one load did, in pages; the first five add up to the pages asked for."""
+
+    loaded: int
+    already: int
+    no_room: int
+    failed: int
+    not_reached: int
+    bytes_read: int
+    reads: int
+    seconds: float
+
+
+class Segment:
+    """One sealed segment over its own page pool.
+
+    Invariants:
+        * at most ``memory_bytes`` of pages are resident (and at least 64 pages may be);
+        * files are immutable: two opens of one folder answer alike;
+        * after `close` every call raises `SegmentClosed`.
+    """
+
+    def __init__(
+        self, path: Path, manifest: Manifest, memory_bytes: int, settings: IndexSettings
+    ) -> None:
+        """Use `Segment.open`."""
+        self.path = path
+        self.manifest = manifest
+        self._settings = settings
+        self._closed = False
+        self._lock = threading.Lock()
+        ids = IdLayout(manifest.id_kind, manifest.id_by_row_dtype, manifest.id_text_bytes)
+        self.ids = IdTable(path / FILES["ids"], ids, manifest.count)
+        self._check_crc("ids", self.ids._file)
+        self._pool: Any = None
+        self._native: Any = None
+        self._stores: dict[str, int] = {}
+        self._files: dict[str, PagedFile] = {}
+        self._upper_links = manifest.levels[0].first_page
+        upper_rows = manifest.levels[1].count if len(manifest.levels) > 1 else 0
+        self._upper_codes = -(-upper_rows // manifest.code_per_page) if upper_rows else 0
+        if manifest.count:
+            self._open_pages(memory_bytes)
+
+    @classmethod
+    def open(
+        cls,
+        path: Path | str,
+        *,
+        memory_bytes: int | None = None,
+        settings: IndexSettings | None = None,
+    ) -> Segment:
+        """Open a segment's folder, reading headers, checksum tables and the centre only.
+
+        Args:
+            path: The folder.
+            memory_bytes: Budget for pages; None means the setting, and 0 room for all.
+            settings: The room's settings; None means the defaults.
+
+        Raises:
+            SegmentFileCorrupt: a file is missing, truncated, swapped or damaged; names which.
+            SegmentVersionUnknown: written by a newer Stoker.
+        """
+        chosen = settings or IndexSettings()
+        folder = Path(path)
+        manifest = Manifest.read(folder)
+        budget = chosen.memory_bytes if memory_bytes is None else memory_bytes
+        if budget < 0:
+            raise InputError(f"memory_bytes: expected 0 or more, found {budget}")
+        return cls(folder, manifest, budget, chosen)
+
+    def _check_crc(self, part: str, file: PagedFile) -> None:
+        if file.info.table_crc != self.manifest.file_crcs[part]:
+            raise SegmentFileCorrupt(
+                f"{file.path}: is not the file that the manifest names (checksum "
+                f"{file.info.table_crc:08x}, expected {self.manifest.file_crcs[part]:08x})",
+                path=file.path,
+            )
+
+    def _open_pages(self, memory_bytes: int) -> None:
+        m = self.manifest
+        s = self._settings
+        parts = ("links", "codes", "refine", "vectors")
+        for part in (*parts, "transform"):
+            file = PagedFile(self.path / FILES[part], kind=part)
+            self._check_crc(part, file)
+            if file.info.page_bytes != m.page_bytes:
+                raise SegmentFileCorrupt(
+                    f"{file.path}: pages of {file.info.page_bytes} bytes, the manifest says "
+                    f"{m.page_bytes}",
+                    path=file.path,
+                )
+            self._files[part] = file
+        centre = self._files["transform"].read_bytes()
+        if len(centre) != 4 * m.dim:
+            raise SegmentFileCorrupt(
+                f"{self._files['transform'].path}: {len(centre)} bytes, expected {4 * m.dim}",
+                path=self._files["transform"].path,
+            )
+        pages = sum(self._files[part].info.page_count for part in parts)
+        wanted = pages if memory_bytes == 0 else memory_bytes // m.page_bytes
+        budget = min(max(wanted, _BUDGET_PAGES_MIN), max(pages, _BUDGET_PAGES_MIN)) * m.page_bytes
+        self._pool = _core.PagePool(
+            page_bytes=m.page_bytes,
+            budget_bytes=budget,
+            backend=s.io_backend,
+            direct=s.io_direct,
+            prefetch_inflight_bytes_max=s.prefetch_inflight_bytes_max,
+        )
+        for part in parts:
+            file = self._files[part]
+            self._stores[part] = self._pool.add_store(
+                path=str(file.path),
+                offset_bytes=HEADER_BYTES,
+                page_count=file.info.page_count,
+                checksums=file.checksums(),
+            )
+        calibration = m.calibration
+        layout = _core.SegmentLayout(
+            dim=m.dim,
+            count=m.count,
+            l2=m.metric == "l2",
+            entry_row=m.entry_row,
+            code_error=calibration.code_error if calibration else 0.0,
+            refine_error=calibration.refine_error if calibration else 0.0,
+        )
+        layout.set_links(self._stores["links"])
+        for level in m.levels:
+            layout.add_level(
+                count=level.count,
+                m=level.m,
+                id_bits=level.id_bits,
+                record_bytes=level.record_bytes,
+                per_page=level.per_page,
+                first_page=level.first_page,
+            )
+        layout.set_codes(
+            store=self._stores["codes"],
+            record_bytes=m.code_record_bytes,
+            per_page=m.code_per_page,
+        )
+        layout.set_refine(
+            store=self._stores["refine"],
+            record_bytes=m.refine_record_bytes,
+            per_page=m.refine_per_page,
+        )
+        layout.set_vectors(
+            store=self._stores["vectors"],
+            record_bytes=m.vector_record_bytes,
+            half=m.vector_dtype == "float16",
+        )
+        self._native = _core.NativeSegment(
+            pool=self._pool,
+            layout=layout,
+            dim=m.dim,
+            seed=m.seed,
+            centre=centre.view("<f4").astype(np.float32),
+        )
+
+    # ---- facts -------------------------------------------------------------------------------
+
+    @property
+    def count(self) -> int:
+        """Rows."""
+        return self.manifest.count
+
+    @property
+    def dim(self) -> int:
+        """Dimensions."""
+        return self.manifest.dim
+
+    @property
+    def metric(self) -> str:
+        """ "ip", "cosine" or "l2"."""
+        return self.manifest.metric
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of the segment's files."""
+        return self.manifest.total_bytes
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """What sealing measured; None for a segment too small to measure."""
+        return self.manifest.calibration
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise SegmentClosed(f"{self.path}: the segment is closed; open it again")
+
+    # ---- search ------------------------------------------------------------------------------
+
+    def search(
+        self,
+        queries: NDArray[np.float32],
+        k: int,
+        *,
+        ef: int | None = None,
+        recall_target: float | None = None,
+        deadline_s: float | None = None,
+        allow: NDArray[np.uint8] | None = None,
+        resident_only: bool = False,
+    ) -> SegmentHits:
+        """Find the ``k`` nearest rows of each query.
+
+        Args:
+            queries: float32, shape (nq, dim), finite. For cosine they need not be unit length.
+            k: 1 to 1,000.
+            ef: Width of the walk; None takes the smallest that met the target at calibration.
+            recall_target: Recall@k aimed at, 0 to 1; None means the setting. It decides the width
+                (unless ``ef`` is given) and how much is read to settle the answer.
+            deadline_s: Seconds from now, for the batch as a whole. Past it nothing more is read.
+            allow: uint8, shape (ceil(count / 8),): a bit per row, little-endian; None allows all.
+            resident_only: Read nothing: answer from memory alone, as completely as that goes.
+
+        Raises:
+            InputError: wrong shape, dimension, k, ef or target, or a query that is not finite.
+            SegmentClosed: after `close`.
+        """
+        self._require_open()
+        m = self.manifest
+        queries = self._checked_queries(queries)
+        if not 1 <= k <= K_MAX:
+            raise InputError(f"k: expected 1 to {K_MAX}, found {k}")
+        if ef is not None and not 1 <= ef <= 1 << 20:
+            raise InputError(f"ef: expected 1 to {1 << 20}, found {ef}")
+        if recall_target is not None and not 0 < recall_target <= 1:
+            raise InputError(f"recall_target: expected above 0 up to 1, found {recall_target}")
+        count = len(queries)
+        if m.count == 0 or count == 0:
+            return self._nothing(count, k)
+        width, walk_share = self._width(k, ef, recall_target)
+        target = self._settings.recall_target if recall_target is None else recall_target
+        rerank = 0.98 if recall_target is None and ef is not None else target / walk_share
+        rerank = min(max(rerank, 0.0), 0.9999)
+        rows, scores, facts = self._native.search(
+            queries,
+            k=k,
+            ef=width,
+            rerank_target=rerank,
+            rerank_reads_max=max(self._settings.rerank_reads_max, 2 * k),
+            read_vectors=rerank > 0.99,
+            resident_only=resident_only,
+            beam=self._settings.beam,
+            deadline_s=deadline_s,
+            allow=allow,
+            threads=self._threads(count),
+        )
+        return self._to_hits(rows, scores, facts, k, width)
+
+    def _checked_queries(self, queries: NDArray[Any]) -> NDArray[np.float32]:
+        m = self.manifest
+        array = np.ascontiguousarray(queries, dtype=np.float32)
+        if array.ndim != 2 or array.shape[1] != m.dim:
+            raise InputError(f"queries: expected shape (n, {m.dim}), found {array.shape}")
+        finite = np.isfinite(array).all(axis=1)
+        if not finite.all():
+            raise InputError(f"queries: row {int(np.argmin(finite))} is not finite")
+        if m.metric == "cosine":
+            lengths = np.linalg.norm(array, axis=1, keepdims=True)
+            array = array / np.where(lengths > 0, lengths, 1.0)
+        return array
+
+    def _width(self, k: int, ef: int | None, recall_target: float | None) -> tuple[int, float]:
+        """The walk's width, and the share of the true neighbors that it is expected to meet."""
+        calibration = self.manifest.calibration
+        if calibration is None:
+            return (ef or max(64, 2 * k)), 1.0
+        scale = max(k / calibration.k, 1.0)
+        if ef is not None:
+            at = int(np.searchsorted(calibration.ef, ef / scale, side="right")) - 1
+            return ef, max(calibration.recall_mean[max(at, 0)], 0.5)
+        target = self._settings.recall_target if recall_target is None else recall_target
+        # Half of what may be lost is left to the walk, half to the re-rank.
+        wanted = 1.0 - (1.0 - target) / 2.0
+        for width, mean in zip(calibration.ef, calibration.recall_mean, strict=True):
+            if mean >= wanted:
+                return max(int(np.ceil(width * scale)), k), mean
+        return max(int(np.ceil(calibration.ef[-1] * scale)), k), max(
+            calibration.recall_mean[-1], 0.5
+        )
+
+    def _threads(self, queries: int) -> int:
+        if queries < 2:
+            return 1
+        return self._settings.search_threads or len(os.sched_getaffinity(0))
+
+    def _nothing(self, count: int, k: int) -> SegmentHits:
+        zeros = np.zeros(count, np.int64)
+        ones = np.ones(count, np.float32)
+        return SegmentHits(
+            rows=np.full((count, k), -1, np.int64),
+            scores=np.full((count, k), np.nan, np.float32),
+            completeness=ones,
+            recall_bound=ones,
+            expected_recall=ones,
+            exact_share=ones,
+            pages_read=zeros,
+            bytes_read=zeros,
+            rounds=zeros,
+            deadline_hit=np.zeros(count, np.bool_),
+        )
+
+    def _to_hits(
+        self, rows: NDArray[np.uint32], scores: Any, facts: Any, k: int, width: int
+    ) -> SegmentHits:
+        found = rows != NO_ROW
+        hits = np.maximum(found.sum(axis=1), 1)
+        done = facts["expanded"].astype(np.float32) + facts["evaluated"]
+        skipped = facts["skipped"].astype(np.float32) + facts["damaged"]
+        completeness = np.where(done + skipped > 0, done / np.maximum(done + skipped, 1), 1.0)
+        expected = facts["expected_recall"].astype(np.float32)
+        bound, mean = self._calibrated(width, k)
+        upper = self.manifest.calibration.upper_low if self.manifest.calibration else 0.0
+        # A scan meets every allowed row, so only its re-rank can lose any.
+        walk_bound = np.where(facts["scanned"], 1.0, bound)
+        walk_mean = np.where(facts["scanned"], 1.0, mean)
+        whole = skipped == 0
+        return SegmentHits(
+            rows=np.where(found, rows, -1).astype(np.int64),
+            scores=np.where(found, scores, np.nan).astype(np.float32),
+            completeness=completeness.astype(np.float32),
+            recall_bound=np.where(
+                whole, np.clip(walk_bound - (1.0 - expected), 0.0, 1.0), upper
+            ).astype(np.float32),
+            expected_recall=(completeness * walk_mean * expected).astype(np.float32),
+            exact_share=(facts["exact"] / hits).astype(np.float32),
+            pages_read=facts["pages_read"].astype(np.int64),
+            bytes_read=facts["bytes_read"].astype(np.int64),
+            rounds=facts["rounds"].astype(np.int64),
+            deadline_hit=facts["deadline_hit"].astype(np.bool_),
+        )
+
+    def _calibrated(self, width: int, k: int) -> tuple[float, float]:
+        """Lower bound and mean of the walk's recall at a width; (0, 1) where nothing is known."""
+        calibration = self.manifest.calibration
+        if calibration is None:
+            return 0.0, 1.0
+        at = int(np.searchsorted(calibration.ef, width / max(k / calibration.k, 1.0), "right")) - 1
+        if at < 0:
+            return 0.0, calibration.recall_mean[0]
+        return calibration.recall_low[at], calibration.recall_mean[at]
+
+    # ---- rows --------------------------------------------------------------------------------
+
+    def ids_at(self, rows: NDArray[np.int64]) -> NDArray[Any]:
+        """External ids of rows of any shape; -1 (or None) where the row is -1."""
+        self._require_open()
+        return self.ids.ids_at(rows)
+
+    def rows_of(self, ids: Sequence[Any] | NDArray[Any]) -> NDArray[np.int64]:
+        """Rows of external ids, int64, -1 where the segment does not hold the id."""
+        self._require_open()
+        return self.ids.rows_of(ids)
+
+    def vectors(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Stored vectors of rows, float32, shape (n, dim); unit length under cosine.
+
+        Raises:
+            SegmentFileCorrupt: a page of one of them cannot be read.
+        """
+        self._require_open()
+        if len(rows) == 0:
+            return np.empty((0, self.dim), np.float32)
+        wanted = np.ascontiguousarray(rows, np.uint32)
+        vectors, lost = self._native.vectors(wanted)
+        if lost:
+            raise SegmentFileCorrupt(
+                f"{self.path / FILES['vectors']}: {lost} of {len(rows)} vectors lie on damaged "
+                "pages; run `stoker verify`, then `stoker repair`",
+                path=self.path / FILES["vectors"],
+            )
+        return np.asarray(vectors)
+
+    def estimate_errors(
+        self, query: NDArray[np.float32], rows: NDArray[np.int64]
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Errors of the first plane's and of both planes' estimates, over |q||x - centre|.
+
+        For calibration: reads whatever it needs.
+        """
+        self._require_open()
+        code, both = self._native.estimate_errors(
+            np.ascontiguousarray(query, np.float32), np.ascontiguousarray(rows, np.uint32)
+        )
+        return np.asarray(code), np.asarray(both)
+
+    # ---- loading -----------------------------------------------------------------------------
+
+    def _kind_pages(self, kind: str) -> list[tuple[str, int, int]]:
+        """Store, first page and page count of the ranges that make up a kind."""
+        if not self.manifest.count:
+            return []
+        links = self._files["links"].info.page_count
+        codes = self._files["codes"].info.page_count
+        ranges = {
+            "upper": [("links", 0, self._upper_links), ("codes", 0, self._upper_codes)],
+            "links": [("links", self._upper_links, links - self._upper_links)],
+            "codes": [("codes", self._upper_codes, codes - self._upper_codes)],
+            "refine": [("refine", 0, self._files["refine"].info.page_count)],
+            "vectors": [("vectors", 0, self._files["vectors"].info.page_count)],
+        }
+        if kind not in ranges:
+            raise InputError(f"kind: expected one of {', '.join(PAGE_KINDS)}, found {kind!r}")
+        return [entry for entry in ranges[kind] if entry[2] > 0]
+
+    def unit_batches(self, heat_by_row: NDArray[np.float32] | None = None) -> list[PageUnits]:
+        """Every page by kind, the most useful first.
+
+        Args:
+            heat_by_row: float32, shape (count,), >= 0: demand that each row is expected to meet.
+                None (or all zero) means that nothing is known: pages then come in file order,
+                which is the order of heat and locality at sealing.
+
+        A page's benefit is the heat of the rows that lie on it. A walk also passes through a hot
+        row's neighbors, so links and codes get half of each row's heat spread over the page's
+        file neighbors, which are its graph neighbors by construction.
+        """
+        self._require_open()
+        m = self.manifest
+        heat = np.zeros(m.count, np.float32) if heat_by_row is None else heat_by_row
+        if heat.shape != (m.count,):
+            raise InputError(f"heat: expected shape ({m.count},), found {heat.shape}")
+        batches: list[PageUnits] = []
+        for kind in PAGE_KINDS:
+            count = sum(pages for _, _, pages in self._kind_pages(kind))
+            if count == 0:
+                continue
+            benefit = self._page_heat(kind, heat, count)
+            order = np.argsort(-benefit, kind="stable")
+            batches.append(
+                PageUnits(
+                    kind=kind,
+                    stage=_STAGES[kind],
+                    units=order.astype(np.uint32),
+                    unit_bytes=m.page_bytes,
+                    benefit=benefit[order].astype(np.float32),
+                )
+            )
+        return batches
+
+    def _page_heat(self, kind: str, heat: NDArray[np.float32], count: int) -> NDArray[np.float64]:
+        m = self.manifest
+        total = float(heat.sum())
+        if kind == "upper":
+            # Every query passes here: each page counts as if all heat lay on it.
+            return np.full(count, total)
+        rows = np.flatnonzero(heat)
+        weights = heat[rows].astype(np.float64)
+        if kind == "vectors":
+            first = rows * m.vector_record_bytes // m.page_bytes
+            last = ((rows + 1) * m.vector_record_bytes - 1) // m.page_bytes
+            benefit = np.bincount(first, weights, minlength=count)
+            crossing = last > first
+            benefit += np.bincount(last[crossing], weights[crossing], minlength=count)
+            return benefit[:count]
+        per_page, skipped = {
+            "links": (m.levels[0].per_page, 0),
+            "codes": (m.code_per_page, self._upper_codes),
+            "refine": (m.refine_per_page, 0),
+        }[kind]
+        benefit = np.bincount(rows // per_page, weights, minlength=count + skipped)
+        if kind != "refine":
+            spread = np.convolve(benefit, [0.25, 1.0, 0.25], mode="same")
+            benefit = spread
+        return benefit[skipped : skipped + count]
+
+    def load_units(
+        self,
+        kind: str,
+        units: NDArray[np.uint32],
+        *,
+        sticky: bool = False,
+        deadline_s: float | None = None,
+        cancel: Any = None,
+        evict: bool = False,
+    ) -> LoadCounts:
+        """Load pages of a kind, at a priority under demand; blocks until done.
+
+        Args:
+            kind: One of `residency.PAGE_KINDS`.
+            units: Page numbers of the kind, in any order; read in file order in large runs.
+            sticky: Keep them until the segment closes.
+            deadline_s: Seconds from now; what is not reached is counted.
+            cancel: A `stoker.kernels._core.CancelFlag` to stop between two reads.
+            evict: Whether other, less used pages may be evicted to make room.
+        """
+        self._require_open()
+        started = time.monotonic()
+        wanted = np.unique(np.ascontiguousarray(units, np.uint32))
+        totals = dict.fromkeys(
+            ("loaded", "already", "no_room", "failed", "not_reached", "reads", "bytes_read"), 0
+        )
+        base = 0
+        for store, first, count in self._kind_pages(kind):
+            part = wanted[(wanted >= base) & (wanted < base + count)]
+            base += count
+            if len(part) == 0:
+                continue
+            left = None if deadline_s is None else deadline_s - (time.monotonic() - started)
+            report = self._pool.load(
+                self._stores[store],
+                (part - np.uint32(base - count) + np.uint32(first)).astype(np.uint32),
+                sticky=sticky,
+                evict=evict,
+                deadline_s=left,
+                cancel=cancel,
+            )
+            for key in totals:
+                totals[key] += report[key]
+        if len(wanted) and int(wanted[-1]) >= base:
+            raise InputError(f"units: {kind} has {base} pages, found {int(wanted[-1])}")
+        if kind == "upper":
+            totals["bytes_read"] += self.ids.load()
+        return LoadCounts(**totals, seconds=time.monotonic() - started)
+
+    def resident(self) -> Residency:
+        """What is in memory now, from the page pool's tables."""
+        self._require_open()
+        m = self.manifest
+        tables = {part: self._pool.residency(store) for part, store in self._stores.items()}
+        kinds = []
+        for kind in PAGE_KINDS:
+            state = np.concatenate(
+                [np.empty(0, np.uint8)]
+                + [tables[store][a : a + n] for store, a, n in self._kind_pages(kind)]
+            )
+            kinds.append(
+                KindResidency(
+                    kind=kind,
+                    pages=len(state),
+                    resident=int(np.count_nonzero((state == 1) | (state == 2))),
+                    sticky=int(np.count_nonzero(state == 2)),
+                    quarantined=int(np.count_nonzero(state == 3)),
+                    page_bytes=m.page_bytes,
+                )
+            )
+        levels = []
+        for level in m.levels if m.count else ():
+            state = tables["links"][level.first_page : level.first_page + level.page_count]
+            levels.append(float(np.mean((state == 1) | (state == 2))) if len(state) else 1.0)
+        return Residency(
+            kinds=tuple(kinds),
+            levels=tuple(levels),
+            total_bytes=sum(entry.pages * entry.page_bytes for entry in kinds),
+            resident_bytes=sum(entry.resident_bytes for entry in kinds),
+            budget_bytes=int(self._pool.stats()["budget_bytes"]) if self._pool else 0,
+        )
+
+    def pool_stats(self) -> dict[str, int]:
+        """The page pool's counters; empty for an empty segment."""
+        self._require_open()
+        return dict(self._pool.stats()) if self._pool else {}
+
+    def damaged_pages(self) -> dict[str, list[int]]:
+        """Every page of every file that fails its checksum, by file name; reads all of them."""
+        damaged = {}
+        for part, name in FILES.items():
+            pages = PagedFile(self.path / name, kind=part).damaged_pages()
+            if pages:
+                damaged[name] = pages
+        return damaged
+
+    def close(self) -> None:
+        """Free the pages and close the files. A second call does nothing."""
+        with self._lock:
+            self._closed = True
+            self._native = None
+            self._pool = None
+            self._stores = {}
+
+    def __enter__(self) -> Segment:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()

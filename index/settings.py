@@ -1,0 +1,99 @@
+"""Settings of the index room."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from stoker.errors import ConfigError
+
+IO_BACKENDS = ("automatic", "io_uring", "threads")
+
+
+@dataclasses.dataclass(frozen=True)
+class IndexSettings:
+    """How segments are built, opened and searched."""
+
+    memory_bytes: int = dataclasses.field(
+        default=0,
+        metadata={
+            "help": "budget of the page pool in bytes; 0 means room for every page of the index, "
+            "which is what a machine with memory to spare wants"
+        },
+    )
+    recall_target: float = dataclasses.field(
+        default=0.95,
+        metadata={
+            "help": "recall@k aimed at when a search states neither ef nor a target; 0.95 is what "
+            "RAG evaluations commonly hold a retriever to"
+        },
+    )
+    rerank_reads_max: int = dataclasses.field(
+        default=20,
+        metadata={
+            "help": "pages that one query may read to settle its answer; 20 keeps the worst query "
+            "under two device round trips"
+        },
+    )
+    beam: int = dataclasses.field(
+        default=4,
+        metadata={
+            "help": "nodes expanded ahead while missing pages are gathered into one read batch; "
+            "more saves round trips on a cold index and wastes reads on a warm one"
+        },
+    )
+    search_threads: int = dataclasses.field(
+        default=0,
+        metadata={
+            "help": "threads that share one batch of queries; 0 means one per processor that the "
+            "process may use. A single query always takes one"
+        },
+    )
+    io_backend: str = dataclasses.field(
+        default="automatic",
+        metadata={
+            "help": "automatic, io_uring or threads; automatic takes io_uring where the kernel "
+            "allows it, since a batch is then one system call"
+        },
+    )
+    io_direct: bool = dataclasses.field(
+        default=True,
+        metadata={
+            "help": "read past the operating system's cache, which would be a second, blind tier "
+            "holding the same pages; off where the file system cannot"
+        },
+    )
+    prefetch_inflight_bytes_max: int = dataclasses.field(
+        default=2 << 20,
+        metadata={
+            "help": "bytes of prefetch in flight; 2 MiB fills the devices measured and bounds how "
+            "long a demand read can queue behind it"
+        },
+    )
+
+    def __post_init__(self) -> None:
+        if self.memory_bytes < 0:
+            raise ConfigError(f"index.memory_bytes: expected 0 or more, found {self.memory_bytes}")
+        if not 0 < self.recall_target < 1:
+            raise ConfigError(
+                f"index.recall_target: expected between 0 and 1, found {self.recall_target}"
+            )
+        if self.rerank_reads_max < 0:
+            raise ConfigError(
+                f"index.rerank_reads_max: expected 0 or more, found {self.rerank_reads_max}"
+            )
+        if not 1 <= self.beam <= 64:
+            raise ConfigError(f"index.beam: expected 1 to 64, found {self.beam}")
+        if self.search_threads < 0:
+            raise ConfigError(
+                f"index.search_threads: expected 0 or more, found {self.search_threads}"
+            )
+        if self.io_backend not in IO_BACKENDS:
+            raise ConfigError(
+                f"index.io_backend: expected one of {', '.join(IO_BACKENDS)}, "
+                f"found {self.io_backend!r}"
+            )
+        if self.prefetch_inflight_bytes_max < 64 << 10:
+            raise ConfigError(
+                "index.prefetch_inflight_bytes_max: expected at least 65536, "
+                f"found {self.prefetch_inflight_bytes_max}"
+            )
