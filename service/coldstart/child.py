@@ -1,0 +1,152 @@
+"""The measured process: opens the index as a restarted service would, answers its first queries.
+
+Run as ``python -m stoker.service.coldstart.child JOB RECORD``; `measure` starts it. Its clock
+begins before the interpreter does, so imports are part of every figure. Only what is needed is
+imported, and only when it is.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from stoker.service.coldstart.job import MODE_ALL, MODE_STOKER, ColdJob, ColdRecord
+
+
+def main(argv: list[str]) -> int:
+    """Do one job; the record is written last, so a record means that all of it worked."""
+    job = ColdJob.from_json(Path(argv[0]).read_text(encoding="utf-8"))
+    if job.procs_path:
+        Path(job.procs_path).write_text(str(os.getpid()), encoding="utf-8")
+    record, answers = run_job(job)
+    Path(job.answers_path).write_text(json.dumps(answers), encoding="utf-8")
+    Path(argv[1]).write_text(record.to_json(), encoding="utf-8")
+    return 0
+
+
+def run_job(job: ColdJob) -> tuple[ColdRecord, list[list[Any]]]:
+    """Open, warm up as the mode says, answer, and count. See `ColdRecord`."""
+    import numpy as np
+
+    module, _, name = job.opener.partition(":")
+    opener = getattr(importlib.import_module(module), name)
+    queries = np.load(job.queries_path)
+    device_before = _device_bytes()
+    index = opener(job.index_path, memory_bytes=job.memory_bytes or None)
+    log = _AnswerLog(job, index)
+    opened_s = _since(job)
+    receipt: Any = None
+    asked = 0
+    if job.mode == MODE_STOKER:
+        # A query that waits at the door is answered before the warm-up, as well as can be in the
+        # time given; the answer says how complete it is. The others come once it is ready.
+        log.answer(queries[0], deadline_ms=job.first_deadline_ms or None)
+        asked = 1
+        spent = max(0, _difference(device_before, _device_bytes()))
+        budget = max(1, job.budget_bytes - spent) if job.budget_bytes else None
+        receipt = index.warm(_heat(job), budget_bytes=budget)
+    elif job.mode == MODE_ALL:
+        receipt = index.warm()
+    ready_s = _since(job)
+    ready_bytes = _difference(device_before, _device_bytes())
+    counted = _page_counts(index)
+    for query in queries[asked:]:
+        log.answer(query)
+    hits, misses = _page_counts(index)
+    residency = index.resident()
+    record = ColdRecord(
+        mode=job.mode,
+        opened_s=opened_s,
+        ready_s=ready_s,
+        first_answer_s=log.answered_s[0],
+        first_completeness=log.completeness[0],
+        answered_s=log.answered_s,
+        latency_s=log.latency_s,
+        completeness=log.completeness,
+        pages_read=log.pages_read,
+        bytes_read=log.bytes_read,
+        ready_device_bytes=ready_bytes,
+        total_device_bytes=_difference(device_before, _device_bytes()),
+        warm_bytes=receipt.bytes_read if receipt is not None else 0,
+        resident_bytes=residency.resident_bytes,
+        index_bytes=residency.total_bytes,
+        page_hits=hits - counted[0] if hits >= 0 else -1,
+        page_misses=misses - counted[1] if misses >= 0 else -1,
+        receipt=None if receipt is None else receipt.to_dict(),
+    )
+    index.close()
+    return record, log.ids
+
+
+class _AnswerLog:
+    """Asks one query at a time and notes what each answer cost."""
+
+    def __init__(self, job: ColdJob, index: Any) -> None:
+        self._job = job
+        self._index = index
+        self.ids: list[list[Any]] = []
+        self.answered_s: list[float] = []
+        self.latency_s: list[float] = []
+        self.completeness: list[float] = []
+        self.pages_read: list[int] = []
+        self.bytes_read: list[int] = []
+
+    def answer(self, query: Any, *, deadline_ms: float | None = None) -> None:
+        start = time.perf_counter()
+        hits = self._index.search(
+            query, self._job.k, ef=self._job.ef or None, deadline_ms=deadline_ms
+        )
+        self.latency_s.append(time.perf_counter() - start)
+        self.answered_s.append(_since(self._job))
+        self.ids.append(hits.ids.tolist())
+        self.completeness.append(float(hits.completeness))
+        self.pages_read.append(int(hits.pages_read))
+        self.bytes_read.append(int(hits.bytes_read))
+
+
+def _since(job: ColdJob) -> float:
+    return (time.monotonic_ns() - job.started_ns) / 1e9
+
+
+def _heat(job: ColdJob) -> dict[str, float]:
+    """Read the heat that the last process left: chunk id -> decayed demand."""
+    from stoker.prefetch.heat import HeatGraph
+
+    if not job.heat_path:
+        return {}
+    graph = HeatGraph.from_snapshot(Path(job.heat_path).read_bytes())
+    return {key[1]: weight for key, weight in graph.demand(time.time(), job.tenant).items()}
+
+
+def _device_bytes() -> int:
+    """Return what the kernel has read from devices for this process so far, or -1."""
+    try:
+        text = Path("/proc/self/io").read_text(encoding="utf-8")
+    except OSError:
+        return -1
+    for line in text.splitlines():
+        if line.startswith("read_bytes:"):
+            return int(line.split()[1])
+    return -1
+
+
+def _difference(before: int, after: int) -> int:
+    return -1 if before < 0 or after < 0 else after - before
+
+
+def _page_counts(index: Any) -> tuple[int, int]:
+    """Return (demand hits, demand misses) of the page pool so far; (-1, -1): it does not count."""
+    counts = getattr(index, "page_counts", None)
+    if counts is None:
+        return -1, -1
+    hits, misses = counts()
+    return int(hits), int(misses)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
