@@ -22,7 +22,7 @@ from typing import Final
 import structlog
 
 from stoker.errors import ConfigError, CorruptError
-from stoker.service.streams import LogFull, LogUnavailable, RecordTooLarge, TopicSpec
+from stoker.service.streams import LogFull, LogUnavailable, Record, RecordTooLarge, TopicSpec
 
 log = structlog.get_logger(__name__)
 
@@ -191,6 +191,28 @@ class EmbeddedTopic:
         """Keep only the newest record of each key now, instead of when half is dirty."""
         with self._write_lock, translated(self.path), transaction(self._writer):
             self._compact(self._writer, dirty_ratio_min=0.0)
+
+    def scan(self, partition: int, *, batch: int = 1_000) -> Iterator[Record]:
+        """Yield the partition's records from the oldest on, outside any group."""
+        connection = self.open_reader()
+        try:
+            low = partition << OFFSET_BITS
+            at = 0
+            while True:
+                with translated(self.path):
+                    rows = connection.execute(
+                        "SELECT id, key, value, time_s FROM records WHERE id >= ? AND id <= ? "
+                        "ORDER BY id LIMIT ?",
+                        (low | at, low | OFFSET_MASK, batch),
+                    ).fetchall()
+                if not rows:
+                    return
+                for record_id, key, value, time_s in rows:
+                    offset = record_id & OFFSET_MASK
+                    yield Record(self.name, partition, offset, key, value, time_s)
+                at = offset + 1
+        finally:
+            connection.close()
 
     def trim(self, partition: int, offset: int) -> None:
         """Remove the records below `offset`; for a reader that alone owns the topic."""

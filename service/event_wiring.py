@@ -24,29 +24,13 @@ def open_event_log(settings: ServiceSettings, state_dir: Path) -> EventLog:
     """
     event_log: EventLog
     if settings.event_log == "kafka":
-        # Imported here: the client takes a while to load, and most servers run without.
-        from stoker.service.kafka_log import KafkaLog
-        from stoker.service.kafka_options import KafkaOptions
+        from stoker.service.kafka_wiring import open_kafka
         from stoker.service.spool import SpooledLog
 
-        target = KafkaLog(
-            KafkaOptions(
-                bootstrap=settings.kafka_bootstrap,
-                security_protocol=settings.kafka_security_protocol,
-                sasl_mechanism=settings.kafka_sasl_mechanism,
-                sasl_username=settings.kafka_sasl_username,
-                sasl_password=settings.kafka_sasl_password,
-                tls_ca_file=settings.kafka_tls_ca_file,
-                tls_cert_file=settings.kafka_tls_cert_file,
-                tls_key_file=settings.kafka_tls_key_file,
-                compression=settings.kafka_compression,
-                replication_factor=settings.kafka_replication_factor,
-            )
-        )
         spool = EmbeddedLog(
             state_dir / "spool", EmbeddedOptions(bytes_max=settings.kafka_spool_bytes_max)
         )
-        event_log = SpooledLog(target, spool, dead_letters_topic=DEAD_LETTERS_TOPIC)
+        event_log = SpooledLog(open_kafka(settings), spool, dead_letters_topic=DEAD_LETTERS_TOPIC)
     else:
         event_log = EmbeddedLog(state_dir / "events")
     for name in (DEAD_LETTERS_TOPIC, settings.event_topic):

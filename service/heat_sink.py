@@ -33,7 +33,9 @@ class HeatSink:
             return cls(HeatGraph(settings))
         return cls(HeatGraph.from_snapshot(snapshot, settings))
 
-    def apply(self, events: Sequence[Event], /, *, arrived_s: Sequence[float] | None = None) -> None:
+    def apply(
+        self, events: Sequence[Event], /, *, arrived_s: Sequence[float] | None = None
+    ) -> None:
         """Take events into the heat, in the order given."""
         with self._lock:
             self._graph.apply(events, arrived_s=arrived_s)

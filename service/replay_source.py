@@ -1,0 +1,163 @@
+"""What can be replayed: a file of events, an embedded log's folder, a RAGPulse trace.
+
+Each source yields what happened in the order in which it was recorded, as payload and time.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import heapq
+import lzma
+import operator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, Final, Literal, NamedTuple, cast
+
+import orjson
+
+from stoker.errors import InputError
+from stoker.prefetch.events import SEARCH_PERFORMED, Event, EventError, decode, encode, new_event
+from stoker.service.embedded_log import EmbeddedLog
+
+Format = Literal["events", "ragpulse"]
+
+# The first request of the trace, a September noon: any fixed time would do, but it must be fixed.
+RAGPULSE_START_S: Final = 1_758_081_600.0
+RAGPULSE_TENANT: Final = "ragpulse"
+
+
+class Occurrence(NamedTuple):
+    """One recorded thing: the bytes, and the event in them, None where they are no event."""
+
+    payload: bytes
+    event: Event | None
+
+
+def read_source(
+    path: Path,
+    *,
+    source_format: Format | None = None,
+    seed: int = 0,
+    chunk_ids: Sequence[str] | None = None,
+    event_bytes_max: int,
+) -> Iterator[Occurrence]:
+    """Read a recording.
+
+    Args:
+        path: A JSONL file of envelopes (also .gz, .xz), the folder of an embedded log, or for
+            RAGPulse its folder or trace file.
+        source_format: None tells by what is there.
+        seed: For traces that have no event ids: two seeds give two sets of ids, so that the second
+            replay does not count as a duplicate of the first.
+        chunk_ids: For traces that number passages: passage i is chunk `chunk_ids[i]`; None uses
+            the number itself.
+
+    Raises:
+        InputError: there is nothing of that kind at `path`.
+    """
+    if not path.exists():
+        raise InputError(f"nothing to replay at {path}: no such file or folder")
+    if source_format is None:
+        source_format = guess_format(path)
+    if source_format == "ragpulse":
+        return _read_ragpulse(path, seed=seed, chunk_ids=chunk_ids)
+    if path.is_dir():
+        return _read_log(path, event_bytes_max)
+    return _read_lines(path, event_bytes_max)
+
+
+def guess_format(path: Path) -> Format:
+    """Tell a RAGPulse trace from events by its file names or its first line."""
+    if path.is_dir():
+        return "ragpulse" if _ragpulse_files(path) else "events"
+    with _open(path) as file:
+        return "ragpulse" if b'"hash_ids"' in file.readline() else "events"
+
+
+def _read_lines(path: Path, event_bytes_max: int) -> Iterator[Occurrence]:
+    with _open(path) as file:
+        try:
+            for line in file:
+                payload = line.strip()
+                if payload:
+                    yield _occurrence(payload, event_bytes_max)
+        except (EOFError, OSError, lzma.LZMAError) as error:
+            raise InputError(f"{path}: cannot be read further: {error}") from error
+
+
+def _read_log(path: Path, event_bytes_max: int) -> Iterator[Occurrence]:
+    event_log = EmbeddedLog(path)
+    try:
+        names = [name for name in event_log.topics() if ".dead." not in name]
+        if len(names) != 1:
+            raise InputError(
+                f"{path}: expected one topic of events, found {', '.join(names) or 'none'}"
+            )
+        topic = event_log.topic(names[0])
+        partitions = [topic.scan(partition) for partition in range(topic.spec.partition_count)]
+        order = operator.attrgetter("time_s", "partition", "offset")
+        for record in heapq.merge(*partitions, key=order):
+            if record.value is not None:
+                yield _occurrence(record.value, event_bytes_max)
+    finally:
+        event_log.close()
+
+
+def _read_ragpulse(
+    path: Path, *, seed: int, chunk_ids: Sequence[str] | None
+) -> Iterator[Occurrence]:
+    files = _ragpulse_files(path) if path.is_dir() else [path]
+    if not files:
+        raise InputError(f"{path}: expected a RAGPulse trace (0_trace*.jsonl), found none")
+    requests: list[tuple[float, str, list[int]]] = []
+    for file_path in files:
+        with _open(file_path) as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    requests.append(_ragpulse_request(line, f"{file_path}: line {number}"))
+    # The published trace is not in time order.
+    requests.sort(key=lambda request: request[0])
+    for number, (time_s, session, passages) in enumerate(requests):
+        if chunk_ids is not None and passages and max(passages) >= len(chunk_ids):
+            raise InputError(
+                f"{path}: passage {max(passages)} has no chunk: {len(chunk_ids)} chunk ids given"
+            )
+        event = new_event(
+            SEARCH_PERFORMED,
+            tenant=RAGPULSE_TENANT,
+            session=session,
+            chunk_ids=[str(p) if chunk_ids is None else chunk_ids[p] for p in passages],
+            time_s=RAGPULSE_START_S + time_s,
+            event_id=hashlib.sha256(f"{seed}/{number}".encode()).hexdigest()[:32],
+            source="/ragpulse",
+        )
+        yield Occurrence(encode(event), event)
+
+
+def _ragpulse_request(line: bytes, place: str) -> tuple[float, str, list[int]]:
+    try:
+        row: dict[str, Any] = orjson.loads(line)
+        passages = [int(passage) for passage in row["hash_ids"]["passages_ids"]]
+        return float(row["timestamp"]), str(row["session_id"]), passages
+    except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{place}: not a RAGPulse request: {error!r}") from error
+
+
+def _ragpulse_files(path: Path) -> list[Path]:
+    return sorted(path.glob("0_trace*.jsonl*"))
+
+
+def _occurrence(payload: bytes, event_bytes_max: int) -> Occurrence:
+    try:
+        return Occurrence(payload, decode(payload, bytes_max=event_bytes_max))
+    except EventError:
+        return Occurrence(payload, None)
+
+
+def _open(path: Path) -> BinaryIO:
+    if path.suffix == ".gz":
+        return cast(BinaryIO, gzip.open(path, "rb"))
+    if path.suffix == ".xz":
+        return cast(BinaryIO, lzma.open(path, "rb"))
+    return path.open("rb")
