@@ -1,0 +1,235 @@
+"""Guards: what makes two near-identical questions ask for different things.
+
+Each guard is one small function over two questions' facts and can be tested alone. A guard that
+speaks refuses the reuse; it never allows one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections import Counter
+
+from stoker.kvcache.question import STOPWORDS, Question, stem_of
+
+
+class Guard(enum.StrEnum):
+    """Who refused a reuse; the values are the closed label set of logs and metrics."""
+
+    DISABLED = "disabled"
+    EMPTY = "empty"
+    NO_CANDIDATE = "no_candidate"
+    FENCE = "fence"
+    SIMILARITY = "similarity"
+    LANGUAGE = "language"
+    NEGATION = "negation"
+    ANTONYM = "antonym"
+    NUMBER = "number"
+    UNIT = "unit"
+    NAME = "name"
+    DATE = "date"
+    VERSION = "version"
+    WORD_ORDER = "word_order"
+    EVIDENCE = "evidence"
+
+
+_ANTONYM_PAIRS = (
+    "enable disable;increase decrease;before after;first last;minimum maximum;min max;open close;"
+    "start stop;buy sell;allow deny;allow block;add remove;insert delete;create delete;"
+    "create drop;encrypt decrypt;encode decode;compress decompress;import export;push pull;"
+    "read write;upload download;lock unlock;connect disconnect;install uninstall;up down;"
+    "upgrade downgrade;ascending descending;asc desc;true false;on off;input output;in out;"
+    "left right;inner outer;big small;large small;long short;high low;higher lower;fast slow;"
+    "hot cold;new old;newest oldest;latest earliest;more less;most least;best worst;good bad;"
+    "win lose;send receive;give take;lend borrow;accept reject;accept decline;approve reject;"
+    "approve decline;success failure;succeed fail;pass fail;public private;local remote;"
+    "local global;internal external;client server;producer consumer;source destination;"
+    "sender receiver;above below;over under;early late;activate deactivate;freeze unfreeze;"
+    "subscribe unsubscribe;attach detach;mount unmount;load unload;pack unpack;"
+    "serialize deserialize;deposit withdraw;deposit withdrawal;debit credit;refund charge;"
+    "gain loss;profit loss;advantage disadvantage;pros cons;legal illegal;safe unsafe;"
+    "same different;with without;include exclude;includ exclud;positive negative;synchronous "
+    "asynchronous;sync async;raise lower;rise fall;grow shrink;expand collapse;show hide;"
+    "lossy lossless;mutable immutable;static dynamic;primary secondary;master replica;"
+    "parent child;row column;horizontal vertical;male female;man woman;mother father;"
+    "husband wife;boy girl;rich poor;strong weak;heavy light;hard easy;difficult easy;"
+    "cheap expensive;full empty;love hate;war peace;birth death;alive dead;virtual physical;"
+    "temporary permanent;manual automatic;always never"
+)
+
+
+def _antonyms() -> dict[str, frozenset[str]]:
+    table: dict[str, set[str]] = {}
+    for pair in _ANTONYM_PAIRS.split(";"):
+        one, other = (stem_of(word) for word in pair.split())
+        table.setdefault(one, set()).add(other)
+        table.setdefault(other, set()).add(one)
+    return {word: frozenset(others) for word, others in table.items()}
+
+
+ANTONYMS = _antonyms()
+_PARTICLES = frozenset(
+    ("in", "out", "on", "off", "up", "down", "with", "without", "over", "under", "before", "after")
+)
+_NEGATING_PREFIXES = ("un", "in", "im", "ir", "il", "dis", "non", "de", "mis", "anti")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Conflict:
+    """One guard's reason: what the new question has, and what the earlier one has."""
+
+    guard: Guard
+    asked: str
+    earlier: str
+
+
+def language_conflict(asked: Question, earlier: Question) -> Conflict | None:
+    """Refuse where both languages are known and differ; too short to tell is no conflict."""
+    if asked.language and earlier.language and asked.language != earlier.language:
+        return Conflict(Guard.LANGUAGE, asked.language, earlier.language)
+    return None
+
+
+def negation_conflict(asked: Question, earlier: Question) -> Conflict | None:
+    """Refuse where the count of negations differs, or they govern different shared words."""
+    if len(asked.negations) != len(earlier.negations):
+        return Conflict(Guard.NEGATION, " ".join(asked.negations), " ".join(earlier.negations))
+    for one, other in zip(asked.negations, earlier.negations, strict=True):
+        moved = one != other and one in earlier.word_set and other in asked.word_set
+        if moved and one and other:
+            return Conflict(Guard.NEGATION, one, other)
+    return None
+
+
+def _negates(word: str, other: str) -> bool:
+    return any(word == prefix + other and len(other) > 3 for prefix in _NEGATING_PREFIXES)
+
+
+def antonym_conflict(asked: Question, earlier: Question) -> Conflict | None:
+    """Refuse where one says a word and the other its opposite ("enable", "disable"; "un-")."""
+    stems_asked = {stem_of(word) for word in asked.word_set}
+    stems_earlier = {stem_of(word) for word in earlier.word_set}
+    only_asked = stems_asked - stems_earlier
+    only_earlier = stems_earlier - stems_asked
+    # "in" and "out" stand in any two long texts; they are opposites where the rest is the same.
+    alike = 5 * len(set(asked.words) & set(earlier.words)) >= 3 * max(
+        len(set(asked.words)), len(set(earlier.words))
+    )
+    for word in sorted(only_asked):
+        if word in _PARTICLES and not alike:
+            continue
+        opposites = ANTONYMS.get(word, frozenset()) & only_earlier
+        if opposites:
+            return Conflict(Guard.ANTONYM, word, min(opposites))
+        for other in only_earlier:
+            if _negates(word, other) or _negates(other, word):
+                return Conflict(Guard.ANTONYM, word, other)
+    return None
+
+
+def number_conflict(asked: Question, earlier: Question) -> Conflict | None:
+    """Refuse where the amounts differ once both are in base units (5 km is 5000 m)."""
+    if asked.amounts == earlier.amounts:
+        return None
+    values = [Counter(value for value, _ in q.amounts) for q in (asked, earlier)]
+    units = [Counter(unit for _, unit in q.amounts) for q in (asked, earlier)]
+    guard = Guard.UNIT if values[0] == values[1] or units[0] != units[1] else Guard.NUMBER
+    if len(asked.amounts) != len(earlier.amounts):
+        guard = Guard.NUMBER
+    return Conflict(guard, _amounts_text(asked), _amounts_text(earlier))
+
+
+def _amounts_text(question: Question) -> str:
+    return ", ".join(f"{float(value):g} {unit}".strip() for value, unit in question.amounts)
+
+
+def date_conflict(asked: Question, earlier: Question) -> Conflict | None:
+    """Refuse where dates, months, weekdays or relative days differ."""
+    if asked.dates == earlier.dates:
+        return None
+    return Conflict(Guard.DATE, ", ".join(asked.dates), ", ".join(earlier.dates))
+
+
+def version_conflict(asked: Question, earlier: Question) -> Conflict | None:
+    """Refuse where version numbers differ."""
+    if asked.versions == earlier.versions:
+        return None
+    return Conflict(Guard.VERSION, ", ".join(asked.versions), ", ".join(earlier.versions))
+
+
+def _not_mentioned(names: frozenset[str], question: Question) -> set[str]:
+    return {
+        name
+        for name in names
+        if name not in question.word_set and stem_of(name) not in question.word_set
+    }
+
+
+def name_conflict(asked: Question, earlier: Question) -> Conflict | None:
+    """Refuse where one names something that the other does not mention in any case."""
+    missing_earlier = _not_mentioned(asked.names, earlier)
+    missing_asked = _not_mentioned(earlier.names, asked)
+    if missing_earlier or missing_asked:
+        return Conflict(
+            Guard.NAME, ", ".join(sorted(missing_earlier)), ", ".join(sorted(missing_asked))
+        )
+    return None
+
+
+def word_order_conflict(asked: Question, earlier: Question) -> Conflict | None:
+    """Refuse where the same words stand in another order, or swap their prepositions.
+
+    "Transfer from A to B" and "from B to A" have one embedding and two answers.
+    """
+    roles_asked, roles_earlier = dict(asked.roles), dict(earlier.roles)
+    for role in roles_asked.keys() & roles_earlier.keys():
+        one, other = roles_asked[role], roles_earlier[role]
+        if one != other and one in earlier.words and other in asked.words:
+            return Conflict(Guard.WORD_ORDER, f"{role} {one}", f"{role} {other}")
+    shared = set(asked.words) & set(earlier.words)
+    if len(shared) < 2:
+        return None
+    order_asked = [word for word in dict.fromkeys(asked.words) if word in shared]
+    order_earlier = [word for word in dict.fromkeys(earlier.words) if word in shared]
+    covers = 4 * len(shared) >= 3 * max(len(set(asked.words)), len(set(earlier.words)))
+    if covers and order_asked != order_earlier and not _is_turned(order_asked, order_earlier):
+        return Conflict(Guard.WORD_ORDER, " ".join(order_asked), " ".join(order_earlier))
+    return None
+
+
+def _is_turned(one: list[str], other: list[str]) -> bool:
+    """Return whether two clauses changed places: "if A, B" and "B, if A" ask the same."""
+    if len(one) < 4 or set(one) != set(other):
+        return False
+    start = other.index(one[0])
+    return other[start:] + other[:start] == one
+
+
+# The order is that of the report: the first to speak is named. Cheap ones first.
+GUARDS = (
+    language_conflict,
+    negation_conflict,
+    version_conflict,
+    date_conflict,
+    number_conflict,
+    name_conflict,
+    antonym_conflict,
+    word_order_conflict,
+)
+
+
+def first_conflict(asked: Question, earlier: Question) -> Conflict | None:
+    """Return the first guard's objection to answering ``asked`` with ``earlier``'s result."""
+    if asked.normal == earlier.normal:
+        return None
+    for guard in GUARDS:
+        conflict = guard(asked, earlier)
+        if conflict is not None:
+            return conflict
+    return None
+
+
+def differing_words(asked: Question, earlier: Question) -> tuple[set[str], set[str]]:
+    """Return the content words that only ``asked`` has, and those that only ``earlier`` has."""
+    one, other = set(asked.words) - STOPWORDS, set(earlier.words) - STOPWORDS
+    return one - other, other - one

@@ -1,0 +1,193 @@
+"""Settings of the KV room: every default with its reason and unit."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from stoker.errors import ConfigError
+
+_MIB = 1024 * 1024
+
+
+@dataclasses.dataclass(frozen=True)
+class KvcacheSettings:
+    """Everything that can be set about lookup reuse, stored KV and the GPU slab.
+
+    Raises:
+        ConfigError: a value is out of range, or two cannot go together; the message names the key.
+    """
+
+    reuse_enabled: bool = dataclasses.field(
+        default=True,
+        metadata={
+            "help": "Whether earlier lookups may be reused at all; on, because nothing but an "
+            "exact repeat is reused before the error bound is proved"
+        },
+    )
+    reuse_delta: float = dataclasses.field(
+        default=0.01,
+        metadata={
+            "help": "Largest share of reused lookups whose passages may differ from a fresh "
+            "search; one in a hundred is below what embedding noise causes; ratio"
+        },
+    )
+    reuse_alpha: float = dataclasses.field(
+        default=0.05,
+        metadata={
+            "help": "Chance that the error bound is ever broken; the usual 95 % confidence; ratio"
+        },
+    )
+    reuse_overlap_min: float = dataclasses.field(
+        default=0.8,
+        metadata={
+            "help": "Share of a fresh result's ids that an earlier result must hold to count as "
+            "the same; 8 of 10 leaves a prompt's best passages in place; ratio"
+        },
+    )
+    reuse_similarity_min: float = dataclasses.field(
+        default=0.70,
+        metadata={
+            "help": "Cosine under which an earlier question is never a candidate; below it small "
+            "sentence models hold few paraphrases; cosine in [-1, 1]"
+        },
+    )
+    reuse_verify_ratio: float = dataclasses.field(
+        default=0.1,
+        metadata={
+            "help": "Share of reused lookups that a real search checks in the background; one in "
+            "ten keeps nine tenths of the saving; ratio"
+        },
+    )
+    reuse_entries_max: int = dataclasses.field(
+        default=20_000,
+        metadata={
+            "help": "Earlier questions kept per tenant; at 384 dimensions about 4 KB each, so "
+            "80 MB at most; count"
+        },
+    )
+    reuse_exact_entries_max: int = dataclasses.field(
+        default=1_000,
+        metadata={
+            "help": "Entries up to which all are compared exactly; beyond it a small HNSW index "
+            "is quicker; count"
+        },
+    )
+    reuse_tenants_max: int = dataclasses.field(
+        default=256,
+        metadata={
+            "help": "Tenants with earlier questions in memory; the longest idle one is dropped "
+            "beyond it; count"
+        },
+    )
+    reuse_candidates_max: int = dataclasses.field(
+        default=4,
+        metadata={
+            "help": "Nearest earlier questions that the guards look at; more cost time and rarely "
+            "pass where the nearest four did not; count"
+        },
+    )
+    reuse_text_bytes_max: int = dataclasses.field(
+        default=4_096,
+        metadata={
+            "help": "Longer questions are never reused: they are documents, and the guards read "
+            "every word; bytes of UTF-8"
+        },
+    )
+    reuse_window_s: float = dataclasses.field(
+        default=5.0,
+        metadata={"help": "Width of the sliding window in a lookup's group key; seconds"},
+    )
+    kv_bytes_max: int = dataclasses.field(
+        default=256 * _MIB,
+        metadata={
+            "help": "Host memory for KV of passages; 5,600 tokens of a 135M model in float32; bytes"
+        },
+    )
+    kv_disk_bytes_max: int = dataclasses.field(
+        default=4096 * _MIB,
+        metadata={"help": "Files of passage KV kept on disk, oldest use first out; bytes"},
+    )
+    kv_block_tokens: int = dataclasses.field(
+        default=16,
+        metadata={
+            "help": "Tokens per prefix block; the size that vLLM uses, so events match; 16 to 2048"
+        },
+    )
+    kv_pressure_ratio: float = dataclasses.field(
+        default=0.9,
+        metadata={
+            "help": "Share of a tier in use above which blocks move a tier down; leaves room for "
+            "one burst; ratio"
+        },
+    )
+    kv_recompute_ratio: float = dataclasses.field(
+        default=0.15,
+        metadata={
+            "help": "Most tokens of a moved chunk that are computed again; the share at which "
+            "published quality loss levels off; ratio"
+        },
+    )
+    kv_gate_kl_max: float = dataclasses.field(
+        default=0.25,
+        metadata={"help": "Mean logit divergence above which chunk reuse is off for a model; nats"},
+    )
+    kv_gate_agreement_min: float = dataclasses.field(
+        default=0.85,
+        metadata={
+            "help": "Least share of equal most-likely next tokens for chunk reuse to stay on; ratio"
+        },
+    )
+    slab_pages_max: int = dataclasses.field(
+        default=4_096,
+        metadata={
+            "help": "Pages in the GPU slab; at 64 KiB pages 256 MiB, which fits beside a model on "
+            "the smallest cards; count"
+        },
+    )
+    device: str = dataclasses.field(
+        default="auto",
+        metadata={"help": "Where the slab lives: auto (CUDA if there is one), cpu, or cuda:N"},
+    )
+
+    def __post_init__(self) -> None:
+        ratios = (
+            "reuse_delta",
+            "reuse_alpha",
+            "reuse_overlap_min",
+            "reuse_verify_ratio",
+            "kv_pressure_ratio",
+            "kv_gate_agreement_min",
+        )
+        for key in ratios:
+            if not 0.0 < getattr(self, key) <= 1.0:
+                raise ConfigError(f"{key}: expected a ratio in (0, 1], found {getattr(self, key)}")
+        if not 0.0 <= self.kv_recompute_ratio <= 1.0:
+            raise ConfigError(
+                f"kv_recompute_ratio: expected 0 to 1, found {self.kv_recompute_ratio}"
+            )
+        if not -1.0 <= self.reuse_similarity_min <= 1.0:
+            raise ConfigError(
+                f"reuse_similarity_min: expected a cosine in [-1, 1], found "
+                f"{self.reuse_similarity_min}"
+            )
+        counts = (
+            "reuse_entries_max",
+            "reuse_exact_entries_max",
+            "reuse_tenants_max",
+            "reuse_candidates_max",
+            "reuse_text_bytes_max",
+            "kv_bytes_max",
+            "kv_disk_bytes_max",
+            "slab_pages_max",
+        )
+        for key in counts:
+            if getattr(self, key) < 1:
+                raise ConfigError(f"{key}: expected at least 1, found {getattr(self, key)}")
+        if not 16 <= self.kv_block_tokens <= 2048:
+            raise ConfigError(f"kv_block_tokens: expected 16 to 2048, found {self.kv_block_tokens}")
+        for key in ("reuse_window_s", "kv_gate_kl_max"):
+            if not getattr(self, key) > 0.0:
+                raise ConfigError(f"{key}: expected more than 0, found {getattr(self, key)}")
+        device_known = self.device in ("auto", "cpu", "cuda") or self.device.startswith("cuda:")
+        if not device_known:
+            raise ConfigError(f"device: expected auto, cpu or cuda:N, found {self.device!r}")
