@@ -216,6 +216,7 @@ class Client(_Base):
         *,
         budget_bytes: int | None = None,
         deadline_s: float | None = None,
+        everything: bool = False,
         wait: bool = False,
     ) -> WarmupStatus:
         """Start a warm-up; with ``wait`` return when it is done.
@@ -223,9 +224,12 @@ class Client(_Base):
         Args:
             budget_bytes: Bytes that it may load; None takes the server's setting.
             deadline_s: Seconds after which it loads no more; None takes the server's setting.
+            everything: Load all that fits, not only what the heat asks for.
         """
         patience = None if deadline_s is None or not wait else deadline_s + self.deadline_s
-        return self._run(start_warmup_call(budget_bytes, deadline_s, wait=wait), patience)
+        return self._run(
+            start_warmup_call(budget_bytes, deadline_s, everything=everything, wait=wait), patience
+        )
 
     def ready(self) -> Readiness:
         """Return whether traffic should come, and what is waited for."""
@@ -426,11 +430,14 @@ class AsyncClient(_Base):
         *,
         budget_bytes: int | None = None,
         deadline_s: float | None = None,
+        everything: bool = False,
         wait: bool = False,
     ) -> WarmupStatus:
         """Start a warm-up; see `Client.start_warmup`."""
         patience = None if deadline_s is None or not wait else deadline_s + self.deadline_s
-        return await self._run(start_warmup_call(budget_bytes, deadline_s, wait=wait), patience)
+        return await self._run(
+            start_warmup_call(budget_bytes, deadline_s, everything=everything, wait=wait), patience
+        )
 
     async def ready(self) -> Readiness:
         """Return whether traffic should come, and what is waited for."""

@@ -48,6 +48,13 @@ class ServiceSettings:
             "folder, so that one folder is all there is to keep"
         },
     )
+    writes: Literal["auto", "on", "off"] = dataclasses.field(
+        default="auto",
+        metadata={
+            "help": "document writes: auto takes them unless another process writes to the index "
+            "or it is a bare segment, and says so; on fails then; off reads only"
+        },
+    )
     host: str = dataclasses.field(
         default="127.0.0.1",
         metadata={"help": "address to listen on; loopback, so that nothing is open by accident"},
@@ -162,6 +169,13 @@ class ServiceSettings:
         metadata={
             "help": "longest automatic warm-up, s; then readiness opens with what is there, "
             "before a start-up probe kills the pod"
+        },
+    )
+    heat_wait_s: float = dataclasses.field(
+        default=10.0,
+        metadata={
+            "help": "where there is no snapshot of the heat, how long the first warm-up waits for "
+            "it to be rebuilt from the log, s; a million events take about that"
         },
     )
     embed_model: str = dataclasses.field(
@@ -301,8 +315,9 @@ class ServiceSettings:
         ):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"service.{name} is {getattr(self, name)}; it must be above 0")
-        if not self.drain_notice_s >= 0:
-            raise ConfigError(f"service.drain_notice_s is {self.drain_notice_s}; it must be >= 0")
+        for name in ("drain_notice_s", "heat_wait_s"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"service.{name} is {getattr(self, name)}; it must be >= 0")
         if not 0 <= self.port <= 65_535:
             raise ConfigError(f"service.port is {self.port}; it must lie in 0..65535")
         if not 0 <= self.search_threads <= 256:
@@ -418,7 +433,7 @@ def _masked(value: Any) -> Any:
 
 
 # Names in the environment that start with STOKER_ and are not settings: the configuration file's
-# own name, and what builds, tests and benchmarks read.
+# own name, and what builds, clients, tests and benchmarks read.
 _ENVIRONMENT_FREE = re.compile(r"STOKER_(CONFIG|BUILD_|SANITIZE|TEST_|BENCH_|DEMO_|FAILPOINT)")
 
 _BYTE_UNITS = {

@@ -275,10 +275,10 @@ def warmup_call() -> Call[WarmupStatus]:
 
 
 def start_warmup_call(
-    budget_bytes: int | None, deadline_s: float | None, *, wait: bool
+    budget_bytes: int | None, deadline_s: float | None, *, everything: bool, wait: bool
 ) -> Call[WarmupStatus]:
     """Make the request that starts a warm-up."""
-    body: dict[str, Any] = {"wait": wait}
+    body: dict[str, Any] = {"wait": wait, "everything": everything}
     if budget_bytes is not None:
         body["budget_bytes"] = budget_bytes
     if deadline_s is not None:

@@ -1,0 +1,290 @@
+"""The HTTP server: what surrounds every request, and how the server starts and stops.
+
+Around every request: an id, the tenant that its key belongs to, a clock, and one place that turns
+errors into problem documents. The routes themselves are in `service.routes_*`.
+
+Stopping: /readyz closes, then the port, then running requests finish within `service.drain_s`, and
+the engine writes its snapshot. The event loop never does disk work, never searches, and parses only
+what is small; all that runs in the lanes' threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+import os
+import re
+import signal
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import orjson
+import structlog
+from aiohttp import web
+
+from stoker.errors import StokerError
+from stoker.service import (
+    routes_documents,
+    routes_events,
+    routes_health,
+    routes_search,
+    routes_warmup,
+)
+from stoker.service.admission import Lane
+from stoker.service.engine import Engine
+from stoker.service.problems import (
+    CONTENT_TYPE,
+    BodyTooLarge,
+    KeyMissing,
+    MethodNotAllowed,
+    NotFound,
+    RequestError,
+    problem_of,
+)
+from stoker.service.request_state import ENGINE, LANES, Lanes, RequestState, set_state, state_of
+from stoker.service.settings import ServiceSettings
+
+log = structlog.get_logger(__name__)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_OPEN_PATHS = frozenset({"/livez", "/readyz", "/metrics", "/openapi.json"})
+
+
+def make_app(engine: Engine, settings: ServiceSettings) -> web.Application:
+    """Build the application around an engine; the caller closes the engine."""
+    app = web.Application(
+        client_max_size=settings.body_bytes_max,
+        middlewares=[_make_edge(engine, settings), _make_gate(settings)],
+    )
+    app[ENGINE] = engine
+    app.cleanup_ctx.append(_lanes)
+    for routes in (
+        routes_search,
+        routes_documents,
+        routes_events,
+        routes_warmup,
+        routes_health,
+    ):
+        routes.add_routes(app)
+    return app
+
+
+def search_thread_count(settings: ServiceSettings) -> int:
+    """Return how many threads search, after the setting and this process's CPUs."""
+    if settings.search_threads:
+        return settings.search_threads
+    return min(32, 2 * len(os.sched_getaffinity(0)))
+
+
+async def _lanes(app: web.Application) -> Any:
+    settings = app[ENGINE].config.service
+    lanes = Lanes(
+        search=Lane(
+            "search",
+            threads=search_thread_count(settings),
+            queued_max=settings.searches_queued_max,
+        ),
+        # Commits of callers that arrive together are shared, so a few writers are quicker than one.
+        write=Lane("write", threads=4, queued_max=settings.writes_queued_max),
+        warm=Lane("warm", threads=2, queued_max=8),
+    )
+    app[LANES] = lanes
+    yield
+    lanes.close()
+
+
+def _make_edge(engine: Engine, settings: ServiceSettings) -> Any:
+    metrics = engine.metrics
+
+    @web.middleware
+    async def edge(request: web.Request, handler: Handler) -> web.StreamResponse:
+        given = request.headers.get("X-Request-Id", "")
+        request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        state = RequestState(id=request_id, started=time.monotonic())
+        set_state(request, state)
+        error: BaseException | None = None
+        try:
+            response = await handler(request)
+        except web.HTTPException as answer:
+            error = _as_ours(answer, request, settings)
+            response = _problem_response(error, request_id, settings)
+        except Exception as fault:
+            error = fault
+            response = _problem_response(fault, request_id, settings)
+        route = _route_of(request)
+        seconds = time.monotonic() - state.started
+        metrics.requests.labels(route, _method_of(request), str(response.status)).inc()
+        metrics.request_seconds.labels(route).observe(seconds)
+        if error is not None:
+            _note(error, request_id, route, metrics.refused)
+        response.headers["X-Request-Id"] = request_id
+        if engine.draining:
+            response.force_close()
+        return response
+
+    return edge
+
+
+def _note(error: BaseException, request_id: str, route: str, refused: Any) -> None:
+    problem = problem_of(error)
+    refused.labels(problem.kind).inc()
+    if isinstance(error, StokerError) and problem.status < 500:
+        log.debug(
+            "service.request_refused", request_id=request_id, route=route, reason=problem.kind
+        )
+    elif isinstance(error, StokerError):
+        log.warning(
+            "service.request_failed",
+            request_id=request_id,
+            route=route,
+            reason=problem.kind,
+            detail=str(error),
+        )
+    else:
+        log.error("service.request_broken", request_id=request_id, route=route, exc_info=error)
+
+
+def _problem_response(
+    error: BaseException, request_id: str, settings: ServiceSettings
+) -> web.Response:
+    problem = problem_of(error, request_id)
+    headers = {}
+    if problem.status in (409, 429, 503):
+        headers["Retry-After"] = str(settings.retry_after_s)
+    if problem.status == 401:
+        headers["WWW-Authenticate"] = 'Bearer realm="stoker"'
+    if isinstance(error, MethodNotAllowed) and error.where:
+        headers["Allow"] = error.where
+    return web.Response(
+        status=problem.status,
+        body=orjson.dumps(problem.to_dict()),
+        content_type=CONTENT_TYPE,
+        headers=headers,
+    )
+
+
+def _as_ours(
+    answer: web.HTTPException, request: web.Request, settings: ServiceSettings
+) -> StokerError:
+    """Turn aiohttp's own refusals into ours, so that every error is a problem document."""
+    if isinstance(answer, web.HTTPMethodNotAllowed):
+        allowed = ", ".join(sorted(answer.allowed_methods))
+        return MethodNotAllowed(
+            f"{request.path} takes {allowed}, found {request.method}", where=allowed
+        )
+    if isinstance(answer, web.HTTPRequestEntityTooLarge):
+        return BodyTooLarge(
+            f"the body is above {settings.body_bytes_max} bytes (service.body_bytes_max)",
+            where="body",
+        )
+    if isinstance(answer, web.HTTPNotFound):
+        return NotFound(f"nothing is served under {request.path}", where=request.path)
+    return RequestError(f"{answer.status} {answer.reason}", where=request.path)
+
+
+def _route_of(request: web.Request) -> str:
+    resource = request.match_info.route.resource
+    return "unmatched" if resource is None else resource.canonical
+
+
+def _method_of(request: web.Request) -> str:
+    # A label is of a closed set; anybody may send any word as a method.
+    known = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+    return request.method if request.method in known else "other"
+
+
+def _make_gate(settings: ServiceSettings) -> Any:
+    """Find out whose request it is, before its body is read."""
+    # Digests, so that the time of a comparison tells nothing about a key.
+    owners = {_digest(key): tenant for tenant, key in settings.api_keys.items()}
+    operator = _digest(settings.operator_key) if settings.operator_key else None
+
+    @web.middleware
+    async def gate(request: web.Request, handler: Handler) -> web.StreamResponse:
+        state = state_of(request)
+        state.operator = not settings.keys_required
+        if settings.keys_required and request.path not in _OPEN_PATHS:
+            scheme, _, key = request.headers.get("Authorization", "").partition(" ")
+            if scheme.lower() != "bearer" or not key.strip():
+                raise KeyMissing("the request carries no bearer key", where="Authorization")
+            given = _digest(key.strip())
+            tenant = None
+            for digest, owner in owners.items():
+                if hmac.compare_digest(digest, given):
+                    tenant = owner
+            is_operator = operator is not None and hmac.compare_digest(operator, given)
+            if tenant is None and not is_operator:
+                raise KeyMissing("the bearer key belongs to no tenant", where="Authorization")
+            state.tenant = tenant
+            state.operator = is_operator
+        return await handler(request)
+
+    return gate
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()
+
+
+async def serve(
+    engine: Engine,
+    settings: ServiceSettings,
+    *,
+    listening: Callable[[str, int], None],
+    stop: asyncio.Event | None = None,
+) -> None:
+    """Serve until SIGTERM or SIGINT (or ``stop``), then drain. Closes the engine.
+
+    Args:
+        listening: Called once with the host and the real port, when the port is open.
+    """
+    stop = asyncio.Event() if stop is None else stop
+    loop = asyncio.get_running_loop()
+    app = make_app(engine, settings)
+    runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
+    try:
+        await runner.setup()
+        site = web.TCPSite(runner, settings.host, settings.port, reuse_address=True)
+        await site.start()
+        for signal_number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(signal_number, stop.set)
+        listening(settings.host, _port_of(runner))
+        await stop.wait()
+        await _drain(engine, app[LANES], site, settings)
+    finally:
+        await runner.cleanup()
+        await asyncio.to_thread(engine.close)
+
+
+async def _drain(
+    engine: Engine, lanes: Lanes, site: web.TCPSite, settings: ServiceSettings
+) -> None:
+    started = time.monotonic()
+    engine.draining = True
+    log.info("service.drain_started", pending=lanes.pending, drain_s=settings.drain_s)
+    await asyncio.sleep(settings.drain_notice_s)
+    await site.stop()
+    finished = True
+    try:
+        async with asyncio.timeout(settings.drain_s):
+            await lanes.drained()
+    except TimeoutError:
+        finished = False
+    log.info(
+        "service.drain_finished",
+        finished=finished,
+        pending=lanes.pending,
+        seconds=round(time.monotonic() - started, 3),
+    )
+
+
+def _port_of(runner: web.AppRunner) -> int:
+    with contextlib.suppress(IndexError, TypeError):
+        return int(runner.addresses[0][1])
+    return 0

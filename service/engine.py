@@ -1,0 +1,745 @@
+"""The engine: everything that a server does, without HTTP.
+
+It wires the index, its documents, the embedding model, lookup reuse, the event log, the heat and
+the warm-ups together, for all tenants. The HTTP routes, the demo and tests call it; every call here
+blocks, so an event loop calls it from threads.
+
+What is optional (the model, reuse, events) is off when it is not configured or cannot be had, and
+every answer says so; nothing is silently narrower.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from dataclasses import field as dataclass_field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from stoker.errors import InputError, StokerError
+from stoker.index.document_values import Document
+from stoker.index.documents import StorageFull as DocumentsFull
+from stoker.index.generation import NoRoom
+from stoker.index.hits import Hits
+from stoker.index.residency import Residency
+from stoker.kvcache.guards import Guard
+from stoker.kvcache.lookup import Decision, Fence, LookupReuse, Reuse
+from stoker.prefetch.events import (
+    DOCUMENT_DELETED,
+    DOCUMENT_UPSERTED,
+    SEARCH_PERFORMED,
+    Event,
+    EventError,
+    new_event,
+)
+from stoker.prefetch.protocols import WarmSource
+from stoker.prefetch.receipt import Receipt
+from stoker.service.answers import (
+    Completeness,
+    Readiness,
+    ReuseDecision,
+    SearchAnswer,
+    SearchResult,
+    Timings,
+    WarmupStatus,
+)
+from stoker.service.bodies import DocumentRow, SearchRequest, WarmupRequest
+from stoker.service.heat_keeper import HeatKeeper
+from stoker.service.metrics import Metrics
+from stoker.service.problems import (
+    DeadlinePassed,
+    FeatureOff,
+    RequestError,
+    StorageFull,
+)
+from stoker.service.publisher import Publisher
+from stoker.service.settings import StokerConfig
+from stoker.service.streams import EventLog
+from stoker.service.text_model import TextModel
+from stoker.service.warmup import WarmupRunner
+
+log = structlog.get_logger(__name__)
+
+Vector = NDArray[np.float32]
+
+_VERIFY_PENDING_MAX = 16
+_KNOWN_ANSWERS_MAX = 20_000
+_STOP_S = 10.0
+_EVENT_CHUNKS = 1_000
+
+
+class ServingIndex(Protocol):
+    """What the engine needs of an index; `stoker.service.embedded.Index` is one."""
+
+    @property
+    def dim(self) -> int: ...
+    @property
+    def metric(self) -> str: ...
+    @property
+    def generation(self) -> int: ...
+    @property
+    def change_offset(self) -> int: ...
+    @property
+    def id_kind(self) -> str | None: ...
+    @property
+    def count(self) -> int: ...
+    @property
+    def mode(self) -> str: ...
+    def search(
+        self,
+        query: Vector,
+        k: int = 10,
+        *,
+        ef: int | None = None,
+        recall_target: float | None = None,
+        deadline_ms: float | None = None,
+        filter: Mapping[str, Any] | None = None,
+    ) -> Hits: ...
+    def documents(self, ids: Sequence[int | str], tenant: str) -> Sequence[Document | None]: ...
+    def contains(self, ids: Sequence[int | str], tenant: str) -> NDArray[np.bool_]: ...
+    def upsert(
+        self,
+        ids: Sequence[int | str],
+        vectors: Vector,
+        *,
+        texts: Sequence[str | None] | None = None,
+        metadata: Sequence[Mapping[str, Any] | None] | None = None,
+        tenant: str,
+    ) -> int: ...
+    def delete(self, ids: Sequence[int | str], tenant: str) -> int: ...
+    def warm_sources(self) -> Sequence[WarmSource]: ...
+    def page_counts(self) -> tuple[int, int]: ...
+    def resident(self) -> Residency: ...
+    def close(self) -> None: ...
+
+
+@dataclass
+class Parts:
+    """What an engine is made of. None means that a part is off; ``off`` says why, by name."""
+
+    index: ServingIndex
+    text_model: TextModel
+    reuse: LookupReuse | None = None
+    event_log: EventLog | None = None
+    publisher: Publisher | None = None
+    heat: HeatKeeper | None = None
+    off: Mapping[str, str] = dataclass_field(default_factory=dict)
+
+
+class Engine:
+    """One server's working parts. Every method is safe from several threads and blocks.
+
+    Invariants:
+        * A search sees one tenant's documents: the filter that says so is set here, around
+          whatever filter the request brought.
+        * What `upsert`, `delete` and `append_events` return for is durable.
+        * Nothing that a search waits for ever waits for the event log or a warm-up.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        *,
+        config: StokerConfig,
+        metrics: Metrics | None = None,
+        receipt_path: Path | None = None,
+        closed: Callable[[], None] = lambda: None,
+        monotonic: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """Put the parts together; `start` sets them going. The engine owns and closes them.
+
+        Args:
+            receipt_path: Where the last warm-up's receipt is kept.
+            closed: Called at the end of `close`, when all parts have let go.
+        """
+        self.config = config
+        self.metrics = Metrics() if metrics is None else metrics
+        self.draining = False
+        self._parts = parts
+        self._index = parts.index
+        self._text = parts.text_model
+        self._reuse = parts.reuse
+        self._monotonic = monotonic
+        self._wall = wall
+        self._closed = False
+        self._when_closed = closed
+        self._verifier = ThreadPoolExecutor(1, thread_name_prefix="reuse-verify")
+        self._verify_slots = threading.BoundedSemaphore(_VERIFY_PENDING_MAX)
+        self._known: OrderedDict[tuple[str, str], Completeness] = OrderedDict()
+        self._known_lock = threading.Lock()
+        self._write_lock = threading.Lock()
+        self._counted: dict[str, float] = {}
+        self._warmup = WarmupRunner(
+            parts.index.warm_sources,
+            self._demand_for_warmup,
+            settings=config.prefetch,
+            receipt_path=receipt_path,
+            finished=self._note_receipt,
+        )
+
+    @property
+    def _writable(self) -> bool:
+        return self._index.mode == "rw"
+
+    @property
+    def generation(self) -> int:
+        """The generation that answers."""
+        return self._index.generation
+
+    # -- lifecycle -------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Follow the log, load the model, and warm as `service.warm` says; returns at once."""
+        if self._parts.heat is not None:
+            self._parts.heat.start()
+        self._text.start()
+        service = self.config.service
+        if service.warm != "none":
+            self._warmup.start(
+                budget_bytes=None,
+                deadline_s=service.warm_deadline_s,
+                everything=service.warm == "all",
+            )
+
+    def close(self) -> None:
+        """Stop warming, write the heat's snapshot and what waits in the event queue, let go.
+
+        A second call does nothing.
+        """
+        with self._write_lock:
+            if self._closed:
+                return
+            self._closed = True
+        parts = self._parts
+        idle = self._warmup.stop(_STOP_S)
+        self._verifier.shutdown(wait=True, cancel_futures=True)
+        if parts.publisher is not None:
+            parts.publisher.close()
+        if parts.heat is not None:
+            idle = parts.heat.stop(_STOP_S) and idle
+        if parts.event_log is not None and idle:
+            parts.event_log.close()
+        if idle:
+            parts.index.close()
+            self._when_closed()
+        else:
+            # A thread of ours is still inside; the process ends soon and frees all of it.
+            log.warning("service.close_incomplete", timeout_s=_STOP_S)
+
+    def readiness(self) -> Readiness:
+        """Tell whether traffic should come, and which parts are on."""
+        waiting = []
+        service = self.config.service
+        if self.draining:
+            waiting.append("draining")
+        warm_first = service.ready_requires_warm and service.warm != "none"
+        if warm_first and not self._warmup.finished_once:
+            waiting.append("warm-up")
+        if self._text.loading:
+            waiting.append("embedding-model")
+        self.metrics.ready.set(0 if waiting else 1)
+        return Readiness(ready=not waiting, waiting_for=tuple(waiting), parts=self._part_states())
+
+    def _part_states(self) -> dict[str, str]:
+        off = self._parts.off
+        return {
+            "text": self._text.state,
+            "reuse": "on" if self._reuse is not None else off.get("reuse", "off"),
+            "events": "on" if self._parts.event_log is not None else off.get("events", "off"),
+            "writes": "on" if self._writable else off.get("writes", "off: opened read-only"),
+        }
+
+    # -- searching -------------------------------------------------------------------------
+
+    def search(
+        self,
+        request: SearchRequest,
+        *,
+        tenant: str,
+        left_s: float,
+        request_id: str = "",
+        started: float | None = None,
+    ) -> SearchAnswer:
+        """Find the nearest documents of one tenant.
+
+        Args:
+            left_s: Seconds until the deadline.
+            started: When the request arrived, `time.monotonic()` seconds; None means now.
+
+        Raises:
+            InputError: the vector has another dimension than the index, or a filter is malformed.
+            FeatureOff, NotReady: a text was given, and there is no model, or not yet.
+            DeadlinePassed: there is no time left to search.
+            CorruptError, UnavailableError: as the index raises them.
+        """
+        begin = self._monotonic()
+        started = begin if started is None else started
+        end = begin + left_s
+        vector = request.vector
+        embed_s = 0.0
+        if vector is None:
+            assert request.text is not None
+            vector = self._text.embed_query(request.text, left_s=left_s)
+            embed_s = self._monotonic() - begin
+            self.metrics.embed_seconds.observe(embed_s)
+        if vector.shape != (self._index.dim,):
+            raise RequestError(
+                f"vector: expected {self._index.dim} numbers, found {vector.shape[0]}",
+                where="/vector",
+            )
+        fence = Fence(self._index.generation, self._index.change_offset)
+        mark = self._monotonic()
+        decision, reuse = self._consult(request, tenant, vector, fence)
+        reuse_s = self._monotonic() - mark
+        mark = self._monotonic()
+        pages = bytes_read = 0
+        if isinstance(decision, Reuse) and reuse.decision == "reused":
+            found = list(zip(decision.result_ids, decision.scores.tolist(), strict=True))
+            found = found[: request.k]
+            completeness = self._known_completeness(tenant, decision.source_text)
+            if decision.verify:
+                self._verify(request, tenant, vector, fence, decision)
+        else:
+            hits = self._search_index(request, tenant, vector, end)
+            found, completeness = _found(hits), _completeness(hits)
+            pages, bytes_read = int(hits.pages_read), int(hits.bytes_read)
+            self._store(request, tenant, vector, fence, found, completeness, decision)
+        search_s = self._monotonic() - mark
+        mark = self._monotonic()
+        results = self._results(request, tenant, found)
+        documents_s = self._monotonic() - mark
+        self.metrics.reuse.labels(reuse.decision).inc()
+        self._offer_search(request, tenant, found, request_id)
+        return SearchAnswer(
+            results=results,
+            completeness=completeness,
+            reuse=reuse,
+            pages_read=pages,
+            bytes_read=bytes_read,
+            timings=Timings(
+                total_ms=_ms(self._monotonic() - started),
+                queue_ms=_ms(begin - started),
+                embed_ms=_ms(embed_s),
+                reuse_ms=_ms(reuse_s),
+                search_ms=_ms(search_s),
+                documents_ms=_ms(documents_s),
+            ),
+            generation=fence.generation,
+            tenant=tenant,
+            request_id=request_id,
+        )
+
+    def _search_index(
+        self, request: SearchRequest, tenant: str, vector: Vector, end: float
+    ) -> Hits:
+        left_s = end - self._monotonic()
+        if left_s <= 0:
+            raise DeadlinePassed("no time was left to search", where="deadline_ms")
+        only: dict[str, Any] = {"tenant": tenant}
+        # The request's filter stands beside the tenant's, never in its place.
+        allowed = {"and": [request.filters, only]} if request.filters else only
+        mark = self._monotonic()
+        hits = self._index.search(
+            vector,
+            request.k,
+            recall_target=request.recall_target,
+            deadline_ms=left_s * 1e3,
+            filter=allowed,
+        )
+        self.metrics.search_seconds.observe(self._monotonic() - mark)
+        self.metrics.search_pages.observe(int(hits.pages_read))
+        self.metrics.read_bytes.inc(int(hits.bytes_read))
+        return hits
+
+    def _results(
+        self, request: SearchRequest, tenant: str, found: Sequence[tuple[str, float]]
+    ) -> tuple[SearchResult, ...]:
+        if not found or not (request.include_text or request.include_metadata):
+            return tuple(SearchResult(result_id, score) for result_id, score in found)
+        ids = [self._index_id(result_id) for result_id, _ in found]
+        documents = self._index.documents(ids, tenant)
+        return tuple(
+            SearchResult(
+                result_id,
+                score,
+                text=document.text if document and request.include_text else None,
+                metadata=dict(document.metadata) if document and request.include_metadata else None,
+            )
+            for (result_id, score), document in zip(found, documents, strict=True)
+        )
+
+    def _index_id(self, document_id: str) -> int | str:
+        """Return an id as the index spells it. Raises RequestError where it cannot be one."""
+        if self._index.id_kind != "int":
+            return document_id
+        try:
+            return int(document_id)
+        except ValueError as error:
+            raise RequestError(
+                f"id: the ids of this index are whole numbers, found {document_id!r}", where="id"
+            ) from error
+
+    # -- reuse of earlier lookups ----------------------------------------------------------
+
+    def _consult(
+        self, request: SearchRequest, tenant: str, vector: Vector, fence: Fence
+    ) -> tuple[Decision | None, ReuseDecision]:
+        if self._reuse is None:
+            return None, ReuseDecision("off", self._parts.off.get("reuse", "not configured"))
+        reason = _reuse_does_not_fit(request)
+        if reason:
+            return None, ReuseDecision("searched", reason)
+        assert request.text is not None
+        decision = self._reuse.lookup(tenant, request.text, vector, fence)
+        if isinstance(decision, Reuse):
+            if len(decision.result_ids) < request.k:
+                return None, ReuseDecision("searched", "the earlier search had fewer results")
+            kind = "exact repeat" if decision.exact else f"cosine {decision.similarity:.3f}"
+            return decision, ReuseDecision("reused", kind)
+        if decision.guard is Guard.DISABLED:
+            return None, ReuseDecision("off", "kvcache.reuse_enabled is false")
+        return decision, ReuseDecision("searched", str(decision.guard))
+
+    def _store(
+        self,
+        request: SearchRequest,
+        tenant: str,
+        vector: Vector,
+        fence: Fence,
+        found: Sequence[tuple[str, float]],
+        completeness: Completeness,
+        after: Decision | None,
+    ) -> None:
+        """Keep a search's result for later questions; an incomplete one is worth no repeat."""
+        if self._reuse is None or _reuse_does_not_fit(request):
+            return
+        if completeness.work_ratio < 1.0 or completeness.deadline_hit:
+            return
+        assert request.text is not None
+        full = len(found) == request.k and self._index.metric == "cosine"
+        self._reuse.store(
+            tenant,
+            request.text,
+            vector,
+            [result_id for result_id, _ in found],
+            [score for _, score in found],
+            fence,
+            similarity_floor=found[-1][1] if full else None,
+            after=after,
+        )
+        with self._known_lock:
+            self._known[tenant, request.text] = completeness
+            self._known.move_to_end((tenant, request.text))
+            while len(self._known) > _KNOWN_ANSWERS_MAX:
+                self._known.popitem(last=False)
+
+    def _known_completeness(self, tenant: str, text: str) -> Completeness:
+        """Return the completeness of the search that is given again."""
+        with self._known_lock:
+            known = self._known.get((tenant, text))
+        # Forgotten: the result is a complete search's, but its bound is not known any more.
+        return known or Completeness(1.0, 0.0, 0.0, 0.0, deadline_hit=False)
+
+    def _verify(
+        self,
+        request: SearchRequest,
+        tenant: str,
+        vector: Vector,
+        fence: Fence,
+        decision: Reuse,
+    ) -> None:
+        """Do the real search beside the answer, so that the reuse policy learns from it."""
+
+        def check() -> None:
+            try:
+                end = self._monotonic() + self.config.service.deadline_ms_default / 1e3
+                hits = self._search_index(request, tenant, vector, end)
+                found, completeness = _found(hits), _completeness(hits)
+                self._store(request, tenant, vector, fence, found, completeness, decision)
+            except StokerError as error:
+                log.warning("service.reuse_unverified", reason=str(error))
+            finally:
+                self._verify_slots.release()
+
+        # A promised check is never dropped, or the error bound would stand on lucky samples: when
+        # the queue is full, this request does its own.
+        if self._verify_slots.acquire(blocking=False):
+            with contextlib.suppress(RuntimeError):  # closing
+                self._verifier.submit(check)
+                return
+        else:
+            self._verify_slots.acquire()
+        check()
+
+    # -- writing ---------------------------------------------------------------------------
+
+    def upsert(self, tenant: str, documents: Sequence[DocumentRow], *, left_s: float = 30.0) -> int:
+        """Write documents; they are durable when this returns. Returns how many.
+
+        Raises:
+            InputError: a vector has another dimension than the index, or metadata is malformed.
+            FeatureOff: the index is read-only, or a document has no vector and there is no model.
+            StorageFull: no room; nothing was acknowledged.
+        """
+        self._check_writable()
+        ids = [self._index_id(document.id) for document in documents]
+        vectors = self._vectors_of(documents, left_s)
+        with _writing():
+            offset = self._index.upsert(
+                ids,
+                vectors,
+                tenant=tenant,
+                texts=[document.text for document in documents],
+                metadata=[document.metadata for document in documents],
+            )
+        names = [document.id for document in documents]
+        self._record_change(tenant, names, vectors, offset)
+        self.metrics.written.labels("upsert").inc(len(documents))
+        self._offer_change(DOCUMENT_UPSERTED, tenant, names)
+        return len(documents)
+
+    def delete(self, tenant: str, document_id: str) -> int:
+        """Delete a document; durable when this returns. Returns 0 where there was none, else 1.
+
+        Raises:
+            FeatureOff: the index is read-only.
+            StorageFull: no room; nothing was acknowledged.
+        """
+        self._check_writable()
+        name = self._index_id(document_id)
+        if not bool(self._index.contains([name], tenant)[0]):
+            return 0
+        with _writing():
+            offset = self._index.delete([name], tenant)
+        none = np.empty((0, self._index.dim), np.float32)
+        self._record_change(tenant, [document_id], none, offset)
+        self.metrics.written.labels("delete").inc()
+        self._offer_change(DOCUMENT_DELETED, tenant, [document_id])
+        return 1
+
+    def _check_writable(self) -> None:
+        if not self._writable:
+            raise FeatureOff(
+                "this server opened its index read-only",
+                action="start it with writes, or send the change to the server that has them",
+            )
+
+    def _vectors_of(self, documents: Sequence[DocumentRow], left_s: float) -> Vector:
+        dim = self._index.dim
+        vectors = np.empty((len(documents), dim), np.float32)
+        textual = []
+        for i, document in enumerate(documents):
+            if document.vector is None:
+                textual.append(i)
+                continue
+            if document.vector.shape != (dim,):
+                raise RequestError(
+                    f"vector: expected {dim} numbers, found {document.vector.shape[0]}",
+                    where=f"/documents/{i}/vector",
+                )
+            vectors[i] = document.vector
+        if textual:
+            texts = [documents[i].text or "" for i in textual]
+            vectors[textual] = self._text.embed(texts, left_s=left_s)
+        return vectors
+
+    def _record_change(
+        self, tenant: str, names: Sequence[str], vectors: Vector, offset: int
+    ) -> None:
+        """Drop the earlier lookups that a change could alter, before it is acknowledged.
+
+        Args:
+            offset: Of the last of these changes; one for each name, in a row.
+        """
+        if self._reuse is None:
+            return
+        fence = Fence(self._index.generation, offset)
+        try:
+            self._reuse.record_change(
+                tenant, fence, changed_ids=names, vectors=vectors, since=offset - len(names)
+            )
+        except InputError as error:
+            log.warning("service.reuse_forgotten", reason=str(error))
+            self._reuse.forget(tenant)
+
+    # -- events ----------------------------------------------------------------------------
+
+    def append_events(self, events: Sequence[Event]) -> None:
+        """Write clients' events; they are durable when this returns.
+
+        Raises:
+            EventError: an event is longer than the log takes.
+            FeatureOff: this engine has no event log.
+            LogUnavailable, LogFull: nothing was acknowledged.
+        """
+        publisher = self._parts.publisher
+        if publisher is None:
+            raise FeatureOff(
+                f"this server keeps no events: {self._parts.off.get('events', 'not configured')}"
+            )
+        publisher.publish(events)
+        self.metrics.events_accepted.inc(len(events))
+
+    def _offer_search(
+        self,
+        request: SearchRequest,
+        tenant: str,
+        found: Sequence[tuple[str, float]],
+        request_id: str,
+    ) -> None:
+        self._offer(
+            SEARCH_PERFORMED,
+            tenant,
+            [result_id for result_id, _ in found],
+            session=request.session,
+            route=request.route,
+            query=request.text,
+            extra={"request_id": request_id} if request_id else None,
+        )
+
+    def _offer_change(self, event_type: str, tenant: str, names: Sequence[str]) -> None:
+        for start in range(0, len(names), _EVENT_CHUNKS):
+            self._offer(event_type, tenant, names[start : start + _EVENT_CHUNKS])
+
+    def _offer(self, event_type: str, tenant: str, names: Sequence[str], **more: Any) -> None:
+        """Queue an event of our own; a search never waits for it and never fails by it."""
+        publisher = self._parts.publisher
+        if publisher is None:
+            return
+        try:
+            event = new_event(
+                event_type, tenant=tenant, chunk_ids=names, time_s=self._wall(), **more
+            )
+        except EventError as error:
+            log.warning("service.event_unfit", type=event_type, reason=str(error))
+            return
+        publisher.offer(event)
+
+    # -- warming ---------------------------------------------------------------------------
+
+    def start_warm(self, request: WarmupRequest) -> None:
+        """Start a warm-up in the background. Raises WarmupRunning where one runs."""
+        deadline_s = request.deadline_s
+        self._warmup.start(
+            budget_bytes=request.budget_bytes,
+            deadline_s=self.config.service.warm_deadline_s if deadline_s is None else deadline_s,
+            everything=request.everything,
+        )
+
+    def wait_warm(self, timeout_s: float) -> None:
+        """Wait for the running warm-up. Raises DeadlinePassed."""
+        self._warmup.wait(timeout_s)
+
+    def warm_status(self) -> WarmupStatus:
+        """Return the state of the warm-up, with the last receipt."""
+        return self._warmup.status()
+
+    @property
+    def receipt(self) -> Receipt | None:
+        """The receipt of the last warm-up of this engine."""
+        return self._warmup.receipt
+
+    def _demand_for_warmup(self) -> Mapping[tuple[str, str], float]:
+        heat = self._parts.heat
+        if heat is None:
+            return {}
+        if heat.sink.key_count == 0:
+            # A new replica: the log holds what the old one knew.
+            heat.wait_caught_up(self.config.service.heat_wait_s)
+        return heat.demand(self._wall())
+
+    def _note_receipt(self, receipt: Receipt) -> None:
+        metrics = self.metrics
+        if receipt.measured_hit_ratio is not None:
+            metrics.measured_hit_ratio.set(receipt.measured_hit_ratio)
+            return
+        metrics.measured_hit_ratio.set(-1)
+        metrics.warm_seconds.set(receipt.seconds)
+        metrics.loaded_bytes.labels("host").inc(receipt.bytes_read)
+        metrics.predicted_hit_ratio.set(receipt.predicted_hit_ratio)
+
+    # -- metrics ---------------------------------------------------------------------------
+
+    def metrics_page(self) -> bytes:
+        """Return the metrics, with what is only known when asked brought up to date."""
+        metrics = self.metrics
+        residency = self._index.resident()
+        for kind in residency.kinds:
+            metrics.resident_bytes.labels(kind.kind).set(kind.resident_bytes)
+            metrics.size_bytes.labels(kind.kind).set(kind.pages * kind.page_bytes)
+        metrics.documents.set(self._index.count)
+        metrics.generation.set(self._index.generation)
+        self.readiness()
+        with self._known_lock:  # one reader at a time moves the counters
+            if self._parts.publisher is not None:
+                sent = self._parts.publisher.stats()
+                self._advance(metrics.events_published, "published", sent.written)
+                self._advance(metrics.events_dropped, "dropped", sent.dropped + sent.refused)
+            if self._parts.heat is not None:
+                read = self._parts.heat.stats()
+                self._advance(metrics.events_applied, "applied", read.events)
+                self._advance(metrics.dead_letters, "refused", read.refused)
+                metrics.event_lag.set(read.lag)
+                metrics.heat_keys.set(self._parts.heat.sink.key_count)
+        return metrics.page()
+
+    def _advance(self, counter: Any, name: str, total: float) -> None:
+        """Bring a counter to a total that another part counts."""
+        grown = total - self._counted.get(name, 0.0)
+        if grown > 0:
+            counter.inc(grown)
+            self._counted[name] = total
+
+
+@contextlib.contextmanager
+def _writing() -> Iterator[None]:
+    """Say "storage full" where a write finds no room, which is not the same as "busy"."""
+    try:
+        yield
+    except (DocumentsFull, NoRoom) as error:
+        raise StorageFull(str(error)) from error
+
+
+def _reuse_does_not_fit(request: SearchRequest) -> str:
+    """Return why a request takes no part in reuse; empty where it does."""
+    if request.text is None:
+        return "a search by vector has no text to compare"
+    if request.filters:
+        return "a filtered search is never reused"
+    if request.recall_target is not None:
+        return "the request states its own recall target"
+    return ""
+
+
+def _found(hits: Hits) -> list[tuple[str, float]]:
+    """Return (id, score) of the hits that are there, nearest first."""
+    scores = hits.scores.tolist()
+    return [
+        (str(hit_id), score)
+        for hit_id, score in zip(hits.ids.tolist(), scores, strict=True)
+        if score == score  # the tail of missing hits is not-a-number
+    ]
+
+
+def _completeness(hits: Hits) -> Completeness:
+    return Completeness(
+        work_ratio=float(hits.completeness),
+        recall_bound=float(hits.recall_bound),
+        expected_recall=float(hits.expected_recall),
+        exact_share=float(hits.exact_share),
+        deadline_hit=bool(hits.deadline_hit),
+    )
+
+
+def _ms(seconds: float) -> float:
+    return round(max(0.0, seconds) * 1e3, 3)

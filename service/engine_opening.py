@@ -1,0 +1,176 @@
+"""Open an engine from a folder and the settings; the one place where the parts are chosen.
+
+The state folder holds what a server learns beside the index:
+
+    lock           held by the one server that uses the folder
+    replica        the name of this replica's consumer group
+    events/        the embedded event log (spool/ in front of Kafka)
+    heat.snapshot  the heat and the offsets that it includes, as one
+    receipt.json   the last warm-up's receipt
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from pathlib import Path
+
+import structlog
+
+from stoker.errors import InputError, StokerError, UnavailableError
+from stoker.index.collection import WriterBusy
+from stoker.kvcache.lookup import LookupReuse
+from stoker.service.embedded import Index
+from stoker.service.embedded import open as open_index
+from stoker.service.engine import Engine, Parts
+from stoker.service.event_wiring import consumer_group, open_event_log
+from stoker.service.heat_keeper import HeatKeeper
+from stoker.service.metrics import Metrics
+from stoker.service.publisher import Publisher
+from stoker.service.settings import ServiceSettings, StokerConfig
+from stoker.service.text_model import TextEmbedder, TextModel
+
+log = structlog.get_logger(__name__)
+
+RECEIPT_NAME = "receipt.json"
+HEAT_NAME = "heat.snapshot"
+_LOCK_NAME = "lock"
+
+
+def open_engine(
+    index_path: str | os.PathLike[str],
+    config: StokerConfig,
+    *,
+    metrics: Metrics | None = None,
+) -> Engine:
+    """Open everything that a server needs; nothing runs before `Engine.start`.
+
+    Quick by design: the index opens by its upper layers, the heat comes from its snapshot, the
+    model loads later. So a cold server answers at once, and says how completely.
+
+    Raises:
+        InputError: there is no index in the folder.
+        CorruptError: the index, or the state, is damaged; names the file.
+        UnavailableError: another process uses the state folder, or writes to the index.
+        ConfigError: settings that do not fit this machine or index.
+    """
+    service = config.service
+    path = Path(index_path)
+    with contextlib.ExitStack() as undo:
+        index, writes_off = _open_index(path, config)
+        undo.callback(index.close)
+        state_dir = state_folder(path, service)
+        lock = _lock_state(state_dir)
+        undo.callback(os.close, lock)
+        event_log = open_event_log(service, state_dir)
+        undo.callback(event_log.close)
+        heat = HeatKeeper(
+            event_log,
+            topic=service.event_topic,
+            group=consumer_group(service, state_dir),
+            snapshot_path=state_dir / HEAT_NAME,
+            snapshot_s=service.snapshot_s,
+            settings=config.prefetch,
+        )
+        off: dict[str, str] = {}
+        if writes_off:
+            off["writes"] = writes_off
+        reuse = None
+        if config.kvcache.reuse_enabled:
+            reuse = LookupReuse(config.kvcache)
+        else:
+            off["reuse"] = "off: kvcache.reuse_enabled is false"
+        parts = Parts(
+            index=index,
+            text_model=open_text_model(service, index.dim),
+            reuse=reuse,
+            event_log=event_log,
+            publisher=Publisher(
+                event_log, topic=service.event_topic, queue_events_max=service.event_queue_max
+            ),
+            heat=heat,
+            off=off,
+        )
+        engine = Engine(
+            parts,
+            config=config,
+            metrics=metrics,
+            receipt_path=state_dir / RECEIPT_NAME,
+            closed=lambda: os.close(lock),
+        )
+        undo.pop_all()
+    log.info(
+        "service.engine_opened",
+        index=str(path),
+        state_dir=str(state_dir),
+        documents=index.count,
+        generation=index.generation,
+        dim=index.dim,
+    )
+    return engine
+
+
+def state_folder(index_path: Path, settings: ServiceSettings) -> Path:
+    """Return where the state of a server over this index is, whether it exists or not."""
+    return Path(settings.state_dir) if settings.state_dir else index_path / "state"
+
+
+def open_text_model(settings: ServiceSettings, dim: int) -> TextModel:
+    """Make the text model that the settings name; one that cannot be had here is off.
+
+    Raises:
+        ConfigError: the setting names a folder that is no model.
+        CorruptError: the bundled model's weights are not the known ones.
+    """
+    if not settings.embed_model:
+        return TextModel(None, dim=dim, off="off: service.embed_model is empty")
+    from stoker.service.embedding import Embedder
+
+    embedder: TextEmbedder
+    try:
+        embedder = Embedder(settings.embed_model)
+    except UnavailableError as error:
+        log.warning("service.text_model_off", reason=str(error))
+        return TextModel(None, dim=dim, off=f"off: {error}")
+    return TextModel(embedder, dim=dim)
+
+
+def _open_index(path: Path, config: StokerConfig) -> tuple[Index, str]:
+    """Open the index as `service.writes` says; returns why it takes no writes, or ""."""
+    writes = config.service.writes
+    memory_bytes = config.index.memory_bytes or None
+    if writes == "off":
+        return open_index(path, memory_bytes=memory_bytes, mode="r"), "off: service.writes is off"
+    try:
+        return open_index(path, memory_bytes=memory_bytes, mode="rw"), ""
+    except (WriterBusy, InputError) as error:
+        if writes == "on":
+            raise
+        try:
+            index = open_index(path, memory_bytes=memory_bytes, mode="r")
+        except StokerError:
+            raise error from None
+        log.warning("service.writes_off", reason=str(error))
+        return index, f"off: {error}"
+
+
+def _lock_state(state_dir: Path) -> int:
+    """Make the folder if need be and take its lock; returns the descriptor that holds it."""
+    try:
+        state_dir.mkdir(parents=True, exist_ok=True)
+        lock = os.open(state_dir / _LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise UnavailableError(
+            f"state folder {state_dir}: {error.strerror}; set service.state_dir to a folder that "
+            "can be written"
+        ) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(lock)
+        raise UnavailableError(
+            f"state folder {state_dir} is in use by another server; stop it, or give this one a "
+            "service.state_dir of its own"
+        ) from error
+    return lock

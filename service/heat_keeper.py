@@ -1,0 +1,153 @@
+"""The thread that keeps the heat: it follows the event log and saves heat and offsets as one.
+
+Events of the past matter most in the first seconds after a start, so the keeper also knows when it
+has caught up with the log; a warm-up waits for that where there was no snapshot to start from.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+
+from stoker.prefetch.protocols import ContentKey
+from stoker.prefetch.settings import PrefetchSettings
+from stoker.prefetch.snapshot import SnapshotCorrupt
+from stoker.service.consume import ConsumeLoop, ConsumeOptions, ConsumeStats
+from stoker.service.dead_letters import DeadLetters
+from stoker.service.heat_sink import HeatSink
+from stoker.service.streams import EventLog, LogUnavailable
+
+log = structlog.get_logger(__name__)
+
+_FIRST_POLL_S = 0.2
+_SETTLE_S = 1.0
+_RESTART_S = 5.0
+
+
+class HeatKeeper:
+    """Owns the consumer thread. Reading heat is safe from any thread."""
+
+    def __init__(
+        self,
+        event_log: EventLog,
+        *,
+        topic: str,
+        group: str,
+        snapshot_path: Path,
+        snapshot_s: float,
+        settings: PrefetchSettings,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Restore the heat; the log is read once `start` is called.
+
+        A snapshot that was written under other settings of the heat cannot be continued: it is
+        moved aside, and the heat is rebuilt from the log.
+        """
+        self._event_log = event_log
+        self._topic = topic
+        self._group = group
+        self._snapshot_path = snapshot_path
+        self._options = ConsumeOptions(snapshot_s=snapshot_s)
+        self._settings = settings
+        self._monotonic = monotonic
+        self._stop = threading.Event()
+        self._caught_up = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._loop = self._restored()
+        self.restarts = 0
+
+    @property
+    def sink(self) -> HeatSink:
+        """The heat."""
+        sink = self._loop.sink
+        assert isinstance(sink, HeatSink)
+        return sink
+
+    def start(self) -> None:
+        """Start to follow the log."""
+        self._thread = threading.Thread(target=self._run, name="heat", daemon=True)
+        self._thread.start()
+
+    def demand(self, now_s: float) -> dict[ContentKey, float]:
+        """Return the decayed access count per content key, of all tenants."""
+        return self.sink.demand(now_s)
+
+    def wait_caught_up(self, timeout_s: float) -> bool:
+        """Wait until the heat holds what the log held when we joined; tells whether it does."""
+        return self._caught_up.wait(timeout_s)
+
+    def stats(self) -> ConsumeStats:
+        """Return the consumer's counts."""
+        return self._loop.stats()
+
+    def stop(self, timeout_s: float) -> bool:
+        """Save heat and offsets and leave the log; tells whether that was done in time."""
+        self._stop.set()
+        if self._thread is None:
+            return True
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            log.warning("service.heat_left", timeout_s=timeout_s)
+            return False
+        return True
+
+    def _restored(self) -> ConsumeLoop:
+        try:
+            return self._new_loop()
+        except SnapshotCorrupt as error:
+            aside = self._snapshot_path.with_name(self._snapshot_path.name + ".unusable")
+            self._snapshot_path.replace(aside)
+            log.warning("service.heat_rebuilt", reason=str(error), moved_to=str(aside))
+            return self._new_loop()
+
+    def _new_loop(self) -> ConsumeLoop:
+        return ConsumeLoop(
+            self._event_log,
+            self._topic,
+            self._group,
+            open_sink=lambda snapshot: HeatSink.open(snapshot, self._settings),
+            snapshot_path=self._snapshot_path,
+            dead_letters=DeadLetters(self._event_log),
+            options=self._options,
+        )
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self._catch_up()
+                self._loop.run(self._stop)
+            except Exception:
+                # Searches go on without fresh heat; the thread must not die for good.
+                self.restarts += 1
+                log.exception("service.heat_failed", restarts=self.restarts)
+                self._stop.wait(_RESTART_S)
+                self._loop = self._restored()
+        self._caught_up.set()
+
+    def _catch_up(self) -> None:
+        """Read until there is nothing left to read.
+
+        The first polls may come back empty because the group is still being joined, so an empty
+        one counts only after records, or after a while.
+        """
+        began = self._monotonic()
+        while not self._stop.is_set() and not self._caught_up.is_set():
+            try:
+                count = self._loop.step(_FIRST_POLL_S)
+                self._loop.measure_lag()
+            except LogUnavailable:
+                return  # `run` says so, and goes on when the log is back
+            stats = self._loop.stats()
+            settled = stats.records > 0 or self._monotonic() - began >= _SETTLE_S
+            if count == 0 and stats.lag == 0 and settled:
+                self._caught_up.set()
+                log.info(
+                    "service.heat_caught_up",
+                    records=stats.records,
+                    keys=self.sink.key_count,
+                    seconds=round(self._monotonic() - began, 3),
+                )

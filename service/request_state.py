@@ -1,0 +1,141 @@
+"""What a request carries from the edge of the server to its route, and what all routes share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import orjson
+from aiohttp import web
+
+from stoker.service.admission import Lane
+from stoker.service.engine import Engine
+from stoker.service.problems import MediaTypeUnsupported, RequestError, TenantForbidden
+
+T = TypeVar("T")
+
+JSON_TYPES = frozenset({"application/json", "application/octet-stream"})
+_LOOP_BYTES_MAX = 64 << 10
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """The thread pools of the server, each with its bounded queue."""
+
+    search: Lane
+    write: Lane
+    warm: Lane
+
+    def each(self) -> tuple[Lane, ...]:
+        """Return all lanes."""
+        return (self.search, self.write, self.warm)
+
+    @property
+    def pending(self) -> int:
+        """How many calls run or wait, in all lanes."""
+        return sum(lane.pending for lane in self.each())
+
+    async def drained(self) -> None:
+        """Wait until no lane runs anything."""
+        while self.pending:
+            for lane in self.each():
+                await lane.drained()
+
+    def close(self) -> None:
+        """Let all threads go."""
+        for lane in self.each():
+            lane.close()
+
+
+ENGINE: web.AppKey[Engine] = web.AppKey("engine", Engine)
+LANES: web.AppKey[Lanes] = web.AppKey("lanes", Lanes)
+_STATE = "stoker.state"
+
+
+@dataclass
+class RequestState:
+    """What the edge found out about a request.
+
+    Attributes:
+        id: The request's id, as in the log and the answer.
+        started: When it arrived, `time.monotonic()` seconds.
+        tenant: The tenant that its key belongs to; None where it carries none, or the operator's.
+        operator: Whether it may act for every tenant.
+    """
+
+    id: str
+    started: float
+    tenant: str | None = None
+    operator: bool = False
+
+
+def set_state(request: web.Request, state: RequestState) -> None:
+    """Attach the edge's findings to a request."""
+    request[_STATE] = state
+
+
+def state_of(request: web.Request) -> RequestState:
+    """Return what the edge found out about a request."""
+    state = request[_STATE]
+    assert isinstance(state, RequestState)
+    return state
+
+
+async def read_body(request: web.Request, types: frozenset[str] = JSON_TYPES) -> bytes:
+    """Read a request's body within the write deadline.
+
+    Raises:
+        MediaTypeUnsupported: its type is not one of ``types``.
+        RequestError: it did not arrive in time, or breaks off.
+    """
+    if request.body_exists and request.content_type not in types:
+        raise MediaTypeUnsupported(
+            f"expected one of {', '.join(sorted(types))}, found {request.content_type}",
+            where="Content-Type",
+        )
+    seconds = request.app[ENGINE].config.service.write_deadline_s
+    try:
+        async with asyncio.timeout(seconds):
+            return await request.read()
+    except TimeoutError as error:
+        raise RequestError(f"the body did not arrive within {seconds:g} s", where="body") from error
+    except ConnectionError as error:
+        raise RequestError("the connection broke off within the body", where="body") from error
+
+
+async def parse_aside(raw: bytes, parse: Callable[[bytes], T]) -> T:
+    """Parse a body: a small one here, a large one in a thread, so that the loop goes on."""
+    if len(raw) <= _LOOP_BYTES_MAX:
+        return parse(raw)
+    return await asyncio.to_thread(parse, raw)
+
+
+def tenant_of(request: web.Request, named: str | None) -> str:
+    """Return whose request it is.
+
+    Args:
+        named: The tenant in the body or query; None where it names none.
+
+    Raises:
+        TenantForbidden: the key belongs to another tenant than the one named.
+    """
+    owner = state_of(request).tenant
+    if owner is not None:
+        if named is not None and named != owner:
+            raise TenantForbidden(
+                f"the key belongs to tenant {owner!r}, the request names another", where="tenant"
+            )
+        return owner
+    return named or request.app[ENGINE].config.service.tenant_default
+
+
+def json_response(body: bytes, status: int = 200) -> web.Response:
+    """Answer with JSON that is already encoded."""
+    return web.Response(body=body, status=status, content_type="application/json")
+
+
+def encode(answer: object) -> bytes:
+    """Encode an answer record; dataclasses become objects of their fields."""
+    return orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY)

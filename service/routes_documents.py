@@ -1,0 +1,74 @@
+"""POST /v1/documents and DELETE /v1/documents/{id}: what they answer is on disk."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from aiohttp import web
+
+from stoker.prefetch.events import CHUNK_ID_LENGTH_MAX, NAME_LENGTH_MAX
+from stoker.service.answers import WriteAnswer
+from stoker.service.bodies import DocumentRow, parse_documents
+from stoker.service.engine import Engine
+from stoker.service.problems import RequestError
+from stoker.service.request_state import (
+    ENGINE,
+    LANES,
+    encode,
+    json_response,
+    parse_aside,
+    read_body,
+    state_of,
+    tenant_of,
+)
+
+
+def add_routes(app: web.Application) -> None:
+    """Register the routes."""
+    app.router.add_post("/v1/documents", _upsert)
+    app.router.add_delete("/v1/documents/{id}", _delete)
+
+
+async def _upsert(request: web.Request) -> web.StreamResponse:
+    engine = request.app[ENGINE]
+    settings = engine.config.service
+    raw = await read_body(request)
+    named, documents = await parse_aside(raw, partial(parse_documents, settings=settings))
+    tenant = tenant_of(request, named)
+    count = await request.app[LANES].write.run(
+        settings.write_deadline_s, partial(_write, engine, tenant, documents)
+    )
+    return _written(request, engine, tenant, count)
+
+
+async def _delete(request: web.Request) -> web.StreamResponse:
+    engine = request.app[ENGINE]
+    document_id = request.match_info["id"]
+    if len(document_id) > CHUNK_ID_LENGTH_MAX:
+        raise RequestError(
+            f"expected an id of at most {CHUNK_ID_LENGTH_MAX} characters, found {len(document_id)}",
+            where="id",
+        )
+    named = request.query.get("tenant")
+    if named is not None and not 1 <= len(named) <= NAME_LENGTH_MAX:
+        raise RequestError(f"expected 1 to {NAME_LENGTH_MAX} characters", where="tenant")
+    tenant = tenant_of(request, named)
+    count = await request.app[LANES].write.run(
+        engine.config.service.write_deadline_s,
+        lambda _left_s: engine.delete(tenant, document_id),
+    )
+    return _written(request, engine, tenant, count)
+
+
+def _write(engine: Engine, tenant: str, documents: tuple[DocumentRow, ...], _left_s: float) -> int:
+    return engine.upsert(tenant, documents)
+
+
+def _written(request: web.Request, engine: Engine, tenant: str, count: int) -> web.StreamResponse:
+    answer = WriteAnswer(
+        count=count,
+        generation=engine.generation,
+        tenant=tenant,
+        request_id=state_of(request).id,
+    )
+    return json_response(encode(answer))

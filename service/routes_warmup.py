@@ -1,0 +1,50 @@
+"""GET and POST /v1/warmup: the receipt, and a warm-up on request."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from aiohttp import web
+
+from stoker.service.bodies import parse_warmup
+from stoker.service.problems import TenantForbidden
+from stoker.service.request_state import (
+    ENGINE,
+    LANES,
+    encode,
+    json_response,
+    read_body,
+    state_of,
+)
+
+_WAIT_GRACE_S = 60.0
+
+
+def add_routes(app: web.Application) -> None:
+    """Register the routes."""
+    app.router.add_get("/v1/warmup", _show)
+    app.router.add_post("/v1/warmup", _start)
+
+
+async def _show(request: web.Request) -> web.StreamResponse:
+    status = request.app[ENGINE].warm_status()
+    return json_response(encode(dataclasses.replace(status, request_id=state_of(request).id)))
+
+
+async def _start(request: web.Request) -> web.StreamResponse:
+    engine = request.app[ENGINE]
+    state = state_of(request)
+    if not state.operator:
+        # A warm-up spends the bandwidth and memory that all tenants share.
+        raise TenantForbidden(
+            "a warm-up is for the operator; the key belongs to a tenant",
+            where="Authorization",
+            action="use the key of service.operator_key",
+        )
+    wanted = parse_warmup(await read_body(request))
+    engine.start_warm(wanted)
+    if wanted.wait:
+        deadline_s = wanted.deadline_s or engine.config.service.warm_deadline_s
+        await request.app[LANES].warm.run(deadline_s + _WAIT_GRACE_S, engine.wait_warm)
+    status = dataclasses.replace(engine.warm_status(), request_id=state.id)
+    return json_response(encode(status), 202 if status.state == "running" else 200)

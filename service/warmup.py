@@ -1,0 +1,281 @@
+"""Warm-ups of a running server: one at a time, in a thread, with progress and a kept receipt.
+
+The receipt is what /readyz opens on. It is written to the state folder, and once enough searches
+have followed, the hit ratio that they really saw is added to it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from stoker.errors import InputError, StokerError, UnavailableError
+from stoker.prefetch.protocols import (
+    ContentKey,
+    LoadOutcome,
+    ResidencyReader,
+    UnitBatch,
+    WarmSource,
+)
+from stoker.prefetch.receipt import Receipt, StageMark
+from stoker.prefetch.settings import PrefetchSettings
+from stoker.prefetch.warm import run_warm
+from stoker.service.answers import WarmupStatus
+from stoker.service.problems import DeadlinePassed, WarmupRunning
+
+log = structlog.get_logger(__name__)
+
+# Unit accesses after which the measured hit ratio is written: enough for two digits.
+_MEASURED_ACCESSES = 20_000
+
+
+class WarmupRunner:
+    """Runs warm-ups. Safe from several threads.
+
+    Invariant: at most one warm-up runs; `status` never goes back from "done" to "none".
+    """
+
+    def __init__(
+        self,
+        sources: Callable[[], Sequence[WarmSource]],
+        demand: Callable[[], Mapping[ContentKey, float]],
+        *,
+        settings: PrefetchSettings,
+        receipt_path: Path | None,
+        finished: Callable[[Receipt], None] = lambda receipt: None,
+    ) -> None:
+        """Prepare to warm.
+
+        Args:
+            sources: Gives the rooms to warm, as they are when a warm-up starts.
+            demand: Gives the heat; called in the warm-up's thread.
+            receipt_path: Where the last receipt is kept; None keeps it in memory only.
+            finished: Called with each receipt, in the warm-up's thread.
+        """
+        self._sources = sources
+        self._demand = demand
+        self._settings = settings
+        self._receipt_path = receipt_path
+        self._finished = finished
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._done = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._state = "none"
+        self._mark: StageMark | None = None
+        self._receipt: Receipt | None = None
+        self._error = ""
+        self._hits = self._accesses = 0
+        self._measuring = False
+
+    @property
+    def receipt(self) -> Receipt | None:
+        """The receipt of the last finished warm-up of this process."""
+        with self._lock:
+            return self._receipt
+
+    @property
+    def finished_once(self) -> bool:
+        """Whether a warm-up of this process has ended, well or not."""
+        with self._lock:
+            return self._receipt is not None or self._state == "failed"
+
+    def start(
+        self,
+        *,
+        budget_bytes: int | None,
+        deadline_s: float | None,
+        everything: bool = False,
+    ) -> None:
+        """Start a warm-up in the background.
+
+        Args:
+            budget_bytes: Bytes that may be loaded; None takes the setting's share of all, or no
+                limit where ``everything`` is asked for.
+            deadline_s: Seconds after which nothing more is loaded; None means no limit.
+
+        Raises:
+            WarmupRunning: one runs already.
+            UnavailableError: the server is closing.
+        """
+        with self._lock:
+            if self._stop.is_set():
+                raise UnavailableError("the server is closing; no warm-up starts any more")
+            if self._state == "running":
+                raise WarmupRunning("a warm-up runs already", where="/v1/warmup")
+            self._state = "running"
+            self._mark = None
+            self._error = ""
+            self._measuring = False
+            self._done.clear()
+            self._thread = threading.Thread(
+                target=self._run,
+                args=(budget_bytes, deadline_s, everything),
+                name="warm-up",
+                daemon=True,
+            )
+            self._thread.start()
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait for the running warm-up.
+
+        Raises:
+            DeadlinePassed: it still runs after ``timeout_s``.
+        """
+        if not self._done.wait(timeout_s):
+            raise DeadlinePassed(f"the warm-up still runs after {timeout_s:g} s")
+
+    def status(self) -> WarmupStatus:
+        """Return what a client is told."""
+        with self._lock:
+            mark = self._mark
+            progress: dict[str, Any] | None = None
+            if self._state == "running":
+                progress = {
+                    "stage": mark.stage if mark else -1,
+                    "seconds": mark.seconds if mark else 0.0,
+                    "bytes_read": mark.bytes_read if mark else 0,
+                    "predicted_hit_ratio": mark.predicted_hit_ratio if mark else 0.0,
+                }
+            return WarmupStatus(
+                state=self._state,
+                progress=progress,
+                receipt=self._receipt.to_dict() if self._receipt else None,
+                error=self._error,
+            )
+
+    def observe(self, hits: int, accesses: int) -> None:
+        """Count page accesses of a search after the warm-up, for the measured hit ratio."""
+        with self._lock:
+            if not self._measuring or accesses <= 0:
+                return
+            self._hits += hits
+            self._accesses += accesses
+            if self._accesses < _MEASURED_ACCESSES or self._receipt is None:
+                return
+            self._measuring = False
+            ratio = min(1.0, self._hits / self._accesses)
+            receipt = self._receipt.with_measured(ratio, accesses=self._accesses)
+            self._receipt = receipt
+        log.info(
+            "service.warmup_measured",
+            predicted_hit_ratio=round(receipt.predicted_hit_ratio, 4),
+            measured_hit_ratio=round(ratio, 4),
+        )
+        self._finished(receipt)
+        self._keep(receipt)
+
+    def stop(self, timeout_s: float) -> bool:
+        """Let the running warm-up end at its next load; tells whether it did in time."""
+        with self._lock:
+            self._stop.set()
+            thread = self._thread
+        if thread is None:
+            return True
+        thread.join(timeout_s)
+        return not thread.is_alive()
+
+    def _run(self, budget_bytes: int | None, deadline_s: float | None, everything: bool) -> None:
+        began = time.monotonic()
+        receipt: Receipt | None = None
+        error = ""
+        try:
+            demand = self._demand()
+            sources = [_stoppable(source, self._stop) for source in self._sources()]
+            if budget_bytes is None and not everything:
+                total = sum(source.total_bytes() for source in sources)
+                budget_bytes = int(total * self._settings.warm_budget_ratio)
+            if deadline_s is not None:
+                deadline_s = max(0.0, deadline_s - (time.monotonic() - began))
+            receipt = run_warm(
+                sources,
+                demand,
+                budget_bytes=budget_bytes,
+                deadline_s=deadline_s,
+                round_bytes=self._settings.plan_round_bytes,
+                progress=self._note,
+            )
+        except Exception as fault:
+            # The server goes on with what is there; readiness and the status say that it failed.
+            error = str(fault) if isinstance(fault, StokerError) else type(fault).__name__
+            log.exception("service.warmup_failed", reason=error)
+        with self._lock:
+            self._state = "done" if receipt is not None else "failed"
+            self._error = error
+            if receipt is not None:
+                self._receipt = receipt
+                self._hits = self._accesses = 0
+                self._measuring = True
+        if receipt is not None:
+            self._finished(receipt)
+            self._keep(receipt)
+        self._done.set()
+
+    def _note(self, mark: StageMark) -> None:
+        with self._lock:
+            self._mark = mark
+
+    def _keep(self, receipt: Receipt) -> None:
+        if self._receipt_path is None:
+            return
+        temporary = self._receipt_path.with_suffix(".tmp")
+        try:
+            temporary.write_text(receipt.to_json() + "\n", encoding="utf-8")
+            temporary.replace(self._receipt_path)
+        except OSError as error:
+            log.warning(
+                "service.receipt_unwritten", file=str(self._receipt_path), reason=str(error)
+            )
+
+
+def read_receipt(path: Path) -> Receipt | None:
+    """Read the receipt that the last server kept; None where there is none that can be read."""
+    try:
+        return Receipt.from_json(path.read_bytes())
+    except (OSError, InputError):
+        return None
+
+
+class _Stoppable:
+    """A warm source that loads no more once the server is closing."""
+
+    def __init__(self, source: WarmSource, stop: threading.Event) -> None:
+        self._source = source
+        self._stop = stop
+
+    def unit_batches(self, heat: Mapping[ContentKey, float]) -> Sequence[UnitBatch]:
+        return self._source.unit_batches(heat)
+
+    def load_units(
+        self, kind: str, units: NDArray[np.uint32], *, sticky: bool, deadline_s: float | None
+    ) -> LoadOutcome:
+        if self._stop.is_set():
+            raise UnavailableError("the server is closing")
+        return self._source.load_units(kind, units, sticky=sticky, deadline_s=deadline_s)
+
+    def total_bytes(self) -> int:
+        return self._source.total_bytes()
+
+
+class _StoppableReader(_Stoppable):
+    """The same of a source that can say what is resident."""
+
+    def __init__(self, source: WarmSource, stop: threading.Event, reader: ResidencyReader) -> None:
+        super().__init__(source, stop)
+        self._reader = reader
+
+    def resident_count(self, kind: str, units: NDArray[np.uint32]) -> int:
+        return self._reader.resident_count(kind, units)
+
+
+def _stoppable(source: WarmSource, stop: threading.Event) -> _Stoppable:
+    if isinstance(source, ResidencyReader):
+        return _StoppableReader(source, stop, source)
+    return _Stoppable(source, stop)
