@@ -83,7 +83,7 @@ def environments() -> dict[str, dict[str, str]]:
     (stack,) = documents(COMPOSE / "docker-compose.yml")
     pod = dict(manifest("ConfigMap")["data"])
     for entry in container()["env"]:
-        # $(NAME) refers to a variable before it; a secret's text is whoever deploys it.
+        # A secret's text is written by whoever deploys it.
         pod[entry["name"]] = entry.get("value", f"default={GIVEN['STOKER_KEY']}")
     environment = stack["services"]["stoker"]["environment"]
     return {
@@ -119,12 +119,15 @@ def test_names_are_the_typed_settings(where: str) -> None:
     assert {name for name in names if name.startswith("STOKER_")} <= known
 
 
-def test_no_setting_only_repeats_the_default_of_something_else(where: str) -> None:
-    """The topic and the bootstrap address must be the same for the service and the broker."""
+def test_events_go_to_the_broker_of_the_stack(where: str) -> None:
     service = effective(where).config.service
     assert service.event_log == "kafka"
     assert service.kafka_bootstrap == "kafka:9092"
     assert service.event_topic == StokerConfig().service.event_topic
+    copies = {"compose/docker-compose.yml": 1, "compose/kubernetes": 3}
+    assert service.kafka_replication_factor == copies[where]
+    # Each replica needs the whole heat: a group of its own, which its state folder names.
+    assert service.event_group == ""
 
 
 def test_the_server_listens_where_the_others_look(stack: dict[str, Any], where: str) -> None:
@@ -168,7 +171,8 @@ def test_a_warm_up_is_never_killed() -> None:
         assert container()[f"{kind}Probe"]["httpGet"]["path"] == "/livez"
     startup = container()["startupProbe"]
     assert startup["periodSeconds"] * startup["failureThreshold"] > service.warm_deadline_s
-    assert pod["terminationGracePeriodSeconds"] > service.drain_s + 10
+    assert pod["terminationGracePeriodSeconds"] > service.drain_notice_s + service.drain_s + 10
+    assert service.drain_notice_s > 0, "the endpoints need a moment to let go"
     (budget,) = [m for m in manifests() if m["kind"] == "PodDisruptionBudget"]
     assert budget["spec"]["maxUnavailable"] == 1
 
