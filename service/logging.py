@@ -45,7 +45,12 @@ def configure_logging(
             structlog.processors.JSONRenderer(serializer=_dumps),
         ]
         if form == "json"
-        else [structlog.dev.ConsoleRenderer(colors=stream.isatty())]
+        # Plain tracebacks: the pretty ones print local variables, and with them keys and texts.
+        else [
+            structlog.dev.ConsoleRenderer(
+                colors=stream.isatty(), exception_formatter=structlog.dev.plain_traceback
+            )
+        ]
     )
     structlog.configure(
         processors=[*shared, *last],

@@ -51,7 +51,6 @@ class Lanes:
 
 ENGINE: web.AppKey[Engine] = web.AppKey("engine", Engine)
 LANES: web.AppKey[Lanes] = web.AppKey("lanes", Lanes)
-_STATE = "stoker.state"
 
 
 @dataclass
@@ -71,6 +70,9 @@ class RequestState:
     operator: bool = False
 
 
+_STATE: web.RequestKey[RequestState] = web.RequestKey("state", RequestState)
+
+
 def set_state(request: web.Request, state: RequestState) -> None:
     """Attach the edge's findings to a request."""
     request[_STATE] = state
@@ -78,9 +80,7 @@ def set_state(request: web.Request, state: RequestState) -> None:
 
 def state_of(request: web.Request) -> RequestState:
     """Return what the edge found out about a request."""
-    state = request[_STATE]
-    assert isinstance(state, RequestState)
-    return state
+    return request[_STATE]
 
 
 async def read_body(request: web.Request, types: frozenset[str] = JSON_TYPES) -> bytes:

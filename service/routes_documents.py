@@ -60,8 +60,8 @@ async def _delete(request: web.Request) -> web.StreamResponse:
     return _written(request, engine, tenant, count)
 
 
-def _write(engine: Engine, tenant: str, documents: tuple[DocumentRow, ...], _left_s: float) -> int:
-    return engine.upsert(tenant, documents)
+def _write(engine: Engine, tenant: str, documents: tuple[DocumentRow, ...], left_s: float) -> int:
+    return engine.upsert(tenant, documents, left_s=left_s)
 
 
 def _written(request: web.Request, engine: Engine, tenant: str, count: int) -> web.StreamResponse:

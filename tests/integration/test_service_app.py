@@ -1,0 +1,378 @@
+"""The HTTP layer around a stub engine: problems, keys, limits, threads, draining."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from aiohttp import ClientResponse
+from aiohttp.test_utils import TestClient, TestServer
+
+from stoker.errors import CapacityError, CorruptError, UnavailableError
+from stoker.service.answers import (
+    Completeness,
+    Readiness,
+    ReuseDecision,
+    SearchAnswer,
+    SearchResult,
+    Timings,
+    WarmupStatus,
+)
+from stoker.service.app import make_app, search_thread_count
+from stoker.service.metrics import Metrics
+from stoker.service.problems import DeadlinePassed, WarmupRunning
+from stoker.service.settings import ServiceSettings, StokerConfig
+
+KEY_A = "key-of-tenant-a-0123456789"
+KEY_B = "key-of-tenant-b-0123456789"
+KEY_OPERATOR = "key-of-operator-0123456789"
+
+
+class StubEngine:
+    """Does what the test says; refuses to be called on the event loop's thread."""
+
+    def __init__(self, **service: Any) -> None:
+        self.config = StokerConfig(service=ServiceSettings(**service))
+        self.metrics = Metrics()
+        self.draining = False
+        self.generation = 7
+        self.loop_thread = threading.get_ident()
+        self.calls: list[Any] = []
+        self.act: Callable[[], None] = lambda: None
+        self.ready = Readiness(True, (), {"text": "on"})
+        self.status = WarmupStatus("none")
+
+    def _in_a_thread(self, *call: Any) -> None:
+        assert threading.get_ident() != self.loop_thread, "blocking work on the event loop"
+        self.calls.append(call)
+        self.act()
+
+    def search(self, request: Any, *, tenant: str, left_s: float, **more: Any) -> SearchAnswer:
+        self._in_a_thread("search", request, tenant, left_s)
+        return SearchAnswer(
+            results=(SearchResult("x", 0.5, "text", {"n": 1}),),
+            completeness=Completeness(1.0, 0.9, 0.95, 1.0, deadline_hit=False),
+            reuse=ReuseDecision("off", "x"),
+            pages_read=0,
+            bytes_read=0,
+            timings=Timings(1.0),
+            generation=7,
+            tenant=tenant,
+            request_id=more["request_id"],
+        )
+
+    def upsert(self, tenant: str, documents: Any, *, left_s: float) -> int:
+        self._in_a_thread("upsert", tenant, documents)
+        return len(documents)
+
+    def delete(self, tenant: str, document_id: str) -> int:
+        self._in_a_thread("delete", tenant, document_id)
+        return 1
+
+    def append_events(self, events: Any) -> None:
+        self._in_a_thread("events", events)
+
+    def metrics_page(self) -> bytes:
+        self._in_a_thread("metrics")
+        return self.metrics.page()
+
+    def readiness(self) -> Readiness:
+        return self.ready
+
+    def warm_status(self) -> WarmupStatus:
+        return self.status
+
+    def start_warm(self, request: Any) -> None:
+        if self.status.state == "running":
+            raise WarmupRunning("a warm-up runs already")
+        self.status = WarmupStatus("running", {"stage": 0})
+
+    def wait_warm(self, timeout_s: float) -> None:
+        self._in_a_thread("wait", timeout_s)
+        self.status = WarmupStatus("done", receipt={"state": "complete"})
+
+
+Start = Callable[..., Any]
+
+
+@pytest_asyncio.fixture
+async def start() -> AsyncIterator[Start]:
+    clients: list[TestClient[Any, Any]] = []
+
+    async def make(**service: Any) -> tuple[TestClient[Any, Any], StubEngine]:
+        engine = StubEngine(**service)
+        app = make_app(engine, engine.config.service)  # type: ignore[arg-type]
+        client = TestClient(TestServer(app))
+        await client.start_server()
+        clients.append(client)
+        return client, engine
+
+    yield make
+    for client in clients:
+        await client.close()
+
+
+async def problem(response: ClientResponse, status: int, kind: str) -> dict[str, Any]:
+    body = await response.json(content_type="application/problem+json")
+    assert response.status == status, body
+    assert body["type"] == f"urn:stoker:problem:{kind}"
+    assert body["status"] == status
+    assert body["detail"]
+    assert body["action"]
+    assert body["request_id"] == response.headers["X-Request-Id"]
+    return dict(body)
+
+
+SEARCH = {"text": "how", "k": 1}
+EVENT = {
+    "specversion": "1.0",
+    "id": "e",
+    "source": "/t",
+    "type": "stoker.result.used.v1",
+    "time": "2026-01-31T12:00:00Z",
+    "data": {"tenant": "a", "chunk_ids": ["x"]},
+}
+
+
+async def test_answers(start: Start) -> None:
+    client, engine = await start()
+    response = await client.post("/v1/search", json=SEARCH | {"tenant": "t", "deadline_ms": 500})
+    body = await response.json()
+    assert response.status == 200
+    assert body["results"] == [{"id": "x", "score": 0.5, "text": "text", "metadata": {"n": 1}}]
+    assert body["tenant"] == "t"
+    assert 0 < engine.calls[0][3] <= 0.5
+    documents = {"documents": [{"id": "x", "text": "y"}]}
+    body = await (await client.post("/v1/documents", json=documents)).json()
+    assert (body["count"], body["tenant"], body["generation"]) == (1, "default", 7)
+    body = await (await client.delete("/v1/documents/a%2Fb%3F?tenant=t")).json()
+    assert body["count"] == 1
+    assert engine.calls[-1] == ("delete", "t", "a/b?")
+    for body, content_type in (
+        (EVENT, "application/json"),
+        ([EVENT], "application/json"),
+        (EVENT, "application/cloudevents+json"),
+        ([EVENT], "application/cloudevents-batch+json; charset=utf-8"),
+    ):
+        response = await client.post(
+            "/v1/events", data=json.dumps(body), headers={"Content-Type": content_type}
+        )
+        assert response.status == 202, content_type
+        assert (await response.json())["accepted"] == 1
+    assert (await client.get("/livez")).status == 200
+    page = await (await client.get("/metrics")).text()
+    assert (
+        'stoker_service_requests_total{method="POST",route="/v1/search",status="200"} 1.0' in page
+    )
+    # An id never becomes a label.
+    assert "a/b" not in page
+
+
+async def test_a_request_keeps_its_id(start: Start) -> None:
+    client, _ = await start()
+    response = await client.get("/livez", headers={"X-Request-Id": "mine-1"})
+    assert response.headers["X-Request-Id"] == "mine-1"
+    response = await client.get("/livez", headers={"X-Request-Id": "a b;c"})
+    assert response.headers["X-Request-Id"] != "a b;c"
+
+
+async def test_every_refusal_is_a_problem_document(start: Start) -> None:
+    client, _ = await start(body_bytes_max=200)
+    await problem(await client.get("/nothing"), 404, "not-found")
+    response = await client.put("/v1/search", json=SEARCH)
+    body = await problem(response, 405, "method-not-allowed")
+    assert response.headers["Allow"] == body["where"] == "POST"
+    body = await problem(await client.post("/v1/search", data=b"{"), 400, "bad-input")
+    assert body["where"] == "body"
+    response = await client.post("/v1/search", json={"text": "x", "kk": 1})
+    body = await problem(response, 400, "bad-input")
+    assert body["where"] == "/kk"
+    response = await client.post("/v1/search", json={"text": "x" * 500})
+    body = await problem(response, 413, "body-too-large")
+    assert "service.body_bytes_max" in body["detail"]
+    response = await client.post("/v1/search", data="a=1", headers={"Content-Type": "text/plain"})
+    await problem(response, 415, "media-type")
+    await problem(await client.delete(f"/v1/documents/{'x' * 513}"), 400, "bad-input")
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind"),
+    [
+        (CorruptError("/srv/index/links.stk: page 3"), 500, "corrupt"),
+        (CapacityError("too much"), 503, "capacity"),
+        (UnavailableError("closed"), 503, "unavailable"),
+        (DeadlinePassed("late"), 504, "deadline-passed"),
+        (ZeroDivisionError("secret"), 500, "server-fault"),
+    ],
+)
+async def test_errors_of_the_engine(start: Start, error: Exception, status: int, kind: str) -> None:
+    client, engine = await start()
+
+    def act() -> None:
+        raise error
+
+    engine.act = act
+    response = await client.post("/v1/search", json=SEARCH)
+    body = await problem(response, status, kind)
+    assert "secret" not in str(body)
+    assert ("Retry-After" in response.headers) is (status == 503)
+    page = await (await client.get("/livez")).text()
+    assert page
+
+
+async def test_keys_decide_the_tenant(start: Start) -> None:
+    client, engine = await start(api_keys={"a": KEY_A, "b": KEY_B}, operator_key=KEY_OPERATOR)
+
+    def auth(key: str) -> dict[str, str]:
+        return {"Authorization": f"Bearer {key}"}
+
+    for headers in ({}, auth("wrong"), {"Authorization": f"Basic {KEY_A}"}, auth("")):
+        response = await client.post("/v1/search", json=SEARCH, headers=headers)
+        body = await problem(response, 401, "key-missing")
+        assert response.headers["WWW-Authenticate"].startswith("Bearer")
+        assert KEY_A not in str(body)
+    response = await client.post("/v1/search", json=SEARCH, headers=auth(KEY_A))
+    assert (await response.json())["tenant"] == "a"
+    response = await client.post("/v1/search", json=SEARCH | {"tenant": "b"}, headers=auth(KEY_A))
+    await problem(response, 403, "tenant-forbidden")
+    response = await client.delete("/v1/documents/x?tenant=b", headers=auth(KEY_A))
+    await problem(response, 403, "tenant-forbidden")
+    response = await client.post("/v1/events", json=[EVENT], headers=auth(KEY_B))
+    body = await problem(response, 403, "tenant-forbidden")
+    assert body["where"] == "/0/data/tenant"
+    response = await client.post("/v1/events", json=[EVENT], headers=auth(KEY_A))
+    assert response.status == 202
+    # Warm-ups are the operator's, who may act for every tenant.
+    response = await client.post("/v1/warmup", headers=auth(KEY_A))
+    await problem(response, 403, "tenant-forbidden")
+    assert (await client.post("/v1/warmup", headers=auth(KEY_OPERATOR))).status == 202
+    response = await client.post(
+        "/v1/search", json=SEARCH | {"tenant": "b"}, headers=auth(KEY_OPERATOR)
+    )
+    assert (await response.json())["tenant"] == "b"
+    # Probes and metrics need no key; nothing else is open.
+    for path in ("/livez", "/readyz", "/metrics", "/openapi.json"):
+        assert (await client.get(path)).status == 200
+    await problem(await client.get("/v1/warmup"), 401, "key-missing")
+    await problem(await client.get("/nothing"), 401, "key-missing")
+    assert all(call[2] in ("a", "b") for call in engine.calls if call[0] == "search")
+
+
+async def test_a_full_queue_is_429_with_retry_after(start: Start) -> None:
+    client, engine = await start(search_threads=1, searches_queued_max=1, retry_after_s=3)
+    running, go = threading.Event(), threading.Event()
+
+    def act() -> None:
+        running.set()
+        go.wait()
+
+    engine.act = act
+    body = SEARCH | {"deadline_ms": 60_000}
+    first = asyncio.create_task(client.post("/v1/search", json=body))
+    await asyncio.to_thread(running.wait)
+    second = asyncio.create_task(client.post("/v1/search", json=body))
+    # The second request waits in the queue once the lane counts two.
+    while 'pending_requests{lane="search"} 2.0' not in await page_of(client, engine):
+        pass
+    response = await client.post("/v1/search", json=body)
+    await problem(response, 429, "too-many-requests")
+    assert response.headers["Retry-After"] == "3"
+    # The loop is free meanwhile.
+    assert (await client.get("/livez")).status == 200
+    go.set()
+    assert [(await task).status for task in (first, second)] == [200, 200]
+
+
+async def page_of(client: TestClient[Any, Any], engine: StubEngine) -> str:
+    act, engine.act = engine.act, lambda: None
+    try:
+        return await (await client.get("/metrics")).text()
+    finally:
+        engine.act = act
+
+
+async def test_a_search_past_its_deadline_is_504(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker.service.admission._RETURN_S", 0.0)
+    client, engine = await start()
+    go = threading.Event()
+    engine.act = lambda: (go.wait(), None)[1]
+    response = await client.post("/v1/search", json=SEARCH | {"deadline_ms": 20})
+    body = await problem(response, 504, "deadline-passed")
+    assert body["where"] == "deadline_ms"
+    go.set()
+
+
+async def test_a_body_that_never_arrives_is_given_up(start: Start) -> None:
+    client, _ = await start(write_deadline_s=0.05)
+
+    async def forever() -> AsyncIterator[bytes]:
+        yield b"{"
+        await asyncio.sleep(3600)
+
+    task = client.post("/v1/search", data=forever(), headers={"Content-Type": "application/json"})
+    response = await task
+    await problem(response, 400, "bad-input")
+
+
+async def test_readiness_and_warm_ups(start: Start) -> None:
+    client, engine = await start()
+    engine.ready = Readiness(False, ("warm-up",), {"text": "off: x"})
+    response = await client.get("/readyz")
+    assert response.status == 503
+    assert response.headers["Retry-After"] == "1"
+    assert (await response.json()) == {
+        "ready": False,
+        "waiting_for": ["warm-up"],
+        "parts": {"text": "off: x"},
+    }
+    body = await (await client.get("/v1/warmup")).json()
+    assert body["state"] == "none"
+    response = await client.post("/v1/warmup")
+    assert (response.status, (await response.json())["state"]) == (202, "running")
+    response = await client.post("/v1/warmup", json={"budget_bytes": 5})
+    await problem(response, 409, "warmup-running")
+    assert response.headers["Retry-After"]
+    engine.status = WarmupStatus("none")
+    response = await client.post("/v1/warmup", json={"wait": True, "deadline_s": 5})
+    assert response.status == 200
+    assert (await response.json())["receipt"] == {"state": "complete"}
+
+
+async def test_while_draining_connections_are_closed_after_their_answer(start: Start) -> None:
+    client, engine = await start()
+    response = await client.get("/livez")
+    assert response.headers.get("Connection") != "close"
+    engine.draining = True
+    response = await client.get("/livez")
+    assert response.headers.get("Connection") == "close"
+
+
+async def test_a_large_body_is_parsed_aside(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    client, engine = await start()
+    parsed = []
+
+    from stoker.service import routes_documents
+
+    original = routes_documents.parse_documents
+
+    def note(raw: bytes, settings: ServiceSettings) -> Any:
+        parsed.append(threading.get_ident() == engine.loop_thread)
+        return original(raw, settings)
+
+    monkeypatch.setattr(routes_documents, "parse_documents", note)
+    for size in (10, 200_000):
+        body = {"documents": [{"id": "x", "text": "y" * size}]}
+        assert (await client.post("/v1/documents", json=body)).status == 200
+    assert parsed == [True, False]
+
+
+def test_the_number_of_search_threads() -> None:
+    assert search_thread_count(ServiceSettings(search_threads=3)) == 3
+    assert 2 <= search_thread_count(ServiceSettings()) <= 32

@@ -1,0 +1,86 @@
+"""Log lines: one JSON object each, secrets masked, no local variables in tracebacks."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import pytest
+import structlog
+
+from stoker.service.logging import configure_logging
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    before = structlog.get_config()
+    yield
+    structlog.configure(**before)
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def lines(form: Literal["json", "text"], write: Any, level: Any = "info") -> list[str]:
+    stream = io.StringIO()
+    configure_logging(level, form, stream=stream)
+    write(structlog.get_logger("test"))
+    return stream.getvalue().splitlines()
+
+
+def test_a_line_is_one_json_object() -> None:
+    (line,) = lines("json", lambda log: log.info("service.thing_done", pages=3, folder="x\ny"))
+    record = json.loads(line)
+    assert record["event"] == "service.thing_done"
+    assert (record["pages"], record["level"], record["folder"]) == (3, "info", "x\ny")
+    assert record["timestamp"].endswith("Z")
+
+
+def test_levels_are_filtered() -> None:
+    def write(log: Any) -> None:
+        log.debug("service.a_b")
+        log.info("service.c_d")
+        log.error("service.e_f")
+
+    assert len(lines("json", write, "debug")) == 3
+    assert len(lines("json", write, "info")) == 2
+    assert len(lines("json", write, "error")) == 1
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_secrets_are_masked_whoever_logs_them(form: Literal["json", "text"]) -> None:
+    def write(log: Any) -> None:
+        log.info("service.a_b", api_keys={"a": "s3cret"}, Authorization="Bearer s3cret")
+
+    text = "\n".join(lines(form, write))
+    assert "s3cret" not in text
+    assert "***" in text
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_a_traceback_shows_no_local_variables(form: Literal["json", "text"]) -> None:
+    def write(log: Any) -> None:
+        token = "s3cret"
+        try:
+            raise ZeroDivisionError(len(token))
+        except ZeroDivisionError:
+            log.exception("service.a_b")
+
+    text = "\n".join(lines(form, write))
+    assert "ZeroDivisionError" in text
+    assert text.count("s3cret") == text.count('token = "s3cret"') + text.count(
+        'token = \\"s3cret\\"'
+    )
+
+
+def test_lines_of_libraries_take_the_same_form() -> None:
+    def write(_: Any) -> None:
+        logging.getLogger("kafka").info("chatter")
+        logging.getLogger("kafka").warning("lost %s", "broker")
+
+    (line,) = lines("json", write)
+    assert json.loads(line)["event"] == "lost broker"
