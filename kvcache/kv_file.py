@@ -1,0 +1,248 @@
+"""One KV entry as one safetensors file: checksummed, published whole or not at all.
+
+Nothing is ever unpickled. The header names the format, model, tenant, chunk and the checksum of
+the payload; a file that does not match is refused by name, never half believed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import struct
+import uuid
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.errors import CorruptError, InputError, UnavailableError
+from stoker.kvcache.language_model import Kv
+
+FORMAT = "stoker-kv-1"
+STORAGES = ("float32", "float16", "int8", "int4")
+_GROUP = 32  # values that share one scale in int4
+_HEADER_BYTES_MAX = 1 << 20
+
+
+class KvCorrupt(CorruptError):
+    """A KV file is damaged or of another format; it is removed and computed again."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class KvHeader:
+    """What a file says of itself, without its payload.
+
+    Attributes:
+        tenant: Whose it is.
+        chunk_id: Which passage.
+        model_id: Which model computed it.
+        tokens: How many tokens.
+        storage: How the numbers are kept.
+        error_ratio: Root mean square error of storage over that of the numbers; 0 for float32.
+        file_bytes: Size of the file.
+        memory_bytes: Bytes once loaded (float32).
+    """
+
+    tenant: str
+    chunk_id: str
+    model_id: str
+    tokens: int
+    storage: str
+    error_ratio: float
+    file_bytes: int
+    memory_bytes: int
+
+
+def _quantized(
+    array: NDArray[np.float32], storage: str
+) -> tuple[dict[str, NDArray[Any]], NDArray[np.float32]]:
+    """Return what is stored and what it reads back as."""
+    if storage == "float32":
+        return {"": array}, array
+    if storage == "float16":
+        half = array.astype(np.float16)
+        return {"": half}, half.astype(np.float32)
+    levels = 127 if storage == "int8" else 7
+    group = array.shape[-1] if storage == "int8" else min(_GROUP, array.shape[-1])
+    if array.shape[-1] % group or (storage == "int4" and array.shape[-1] % 2):
+        raise InputError(f"head_dim: expected a multiple of {group}, found {array.shape[-1]}")
+    grouped = array.reshape(*array.shape[:-1], -1, group)
+    scale = np.abs(grouped).max(axis=-1, keepdims=True) / levels
+    scale = np.where(scale == 0, 1.0, scale).astype(np.float32)
+    whole = np.clip(np.rint(grouped / scale), -levels, levels).astype(np.int8)
+    back = (whole * scale).astype(np.float32).reshape(array.shape)
+    flat = whole.reshape(array.shape)
+    if storage == "int4":
+        nibbles = (flat + 8).astype(np.uint8)
+        flat = (nibbles[..., 0::2] | (nibbles[..., 1::2] << 4)).astype(np.uint8)
+    return {"": flat, ".scale": scale[..., 0]}, back
+
+
+def _restored(parts: dict[str, NDArray[Any]], name: str, storage: str) -> NDArray[np.float32]:
+    stored = parts[name]
+    if storage in ("float32", "float16"):
+        plain: NDArray[np.float32] = stored.astype(np.float32, copy=False)
+        return plain
+    if storage == "int4":
+        low, high = (stored & 15).astype(np.int8) - 8, (stored >> 4).astype(np.int8) - 8
+        stored = np.stack([low, high], axis=-1).reshape(*stored.shape[:-1], -1)
+    scale = parts[f"{name}.scale"][..., None]
+    grouped = stored.reshape(*stored.shape[:-1], scale.shape[-2], -1)
+    whole: NDArray[np.float32] = (grouped * scale).astype(np.float32).reshape(stored.shape)
+    return whole
+
+
+def _checksum(tensors: dict[str, NDArray[Any]]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for name in sorted(tensors):
+        array = tensors[name]
+        digest.update(f"{name}:{array.dtype.str}:{array.shape};".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
+
+
+def write_kv(
+    path: Path, kv: Kv, *, tenant: str, chunk_id: str, model_id: str, storage: str = "float32"
+) -> KvHeader:
+    """Publish one entry: written apart, synced, renamed, the folder synced.
+
+    Returns when it is durable. A crash before that leaves a ``.tmp-`` file, which is not an entry.
+
+    Raises:
+        InputError: an unknown ``storage`` or arrays that do not belong together.
+        OSError: the disk is full or fails; the entry is then not there.
+    """
+    safetensors = _safetensors()
+    if storage not in STORAGES:
+        raise InputError(f"storage: expected one of {', '.join(STORAGES)}, found {storage!r}")
+    if kv.keys.shape != kv.values.shape or kv.keys.shape[2] != len(kv.token_ids) or kv.start:
+        raise InputError(
+            f"expected keys and values of {len(kv.token_ids)} tokens from position 0, found "
+            f"{kv.keys.shape}, {kv.values.shape} from {kv.start}"
+        )
+    tensors: dict[str, NDArray[Any]] = {"token_ids": np.ascontiguousarray(kv.token_ids)}
+    wrong = total = 0.0
+    for name, array in (("keys", kv.keys), ("values", kv.values)):
+        parts, back = _quantized(array, storage)
+        tensors |= {name + suffix: np.ascontiguousarray(part) for suffix, part in parts.items()}
+        if back is not array:
+            wrong += float(np.sum((back - array) ** 2, dtype=np.float64))
+            total += float(np.sum(array**2, dtype=np.float64))
+    error_ratio = (wrong / total) ** 0.5 if total else 0.0
+    metadata = {
+        "format": FORMAT,
+        "tenant": tenant,
+        "chunk_id": chunk_id,
+        "model_id": model_id,
+        "tokens": str(len(kv.token_ids)),
+        "storage": storage,
+        "error_ratio": repr(error_ratio),
+        "memory_bytes": str(kv.nbytes),
+        "checksum": _checksum(tensors),
+    }
+    payload = safetensors.save(tensors, metadata=metadata)
+    scratch = path.with_name(f".tmp-{uuid.uuid4().hex}")
+    try:
+        with scratch.open("wb") as file:
+            file.write(payload)
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(scratch, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            scratch.unlink()
+        raise
+    sync_folder(path.parent)
+    return KvHeader(
+        tenant, chunk_id, model_id, len(kv.token_ids), storage, error_ratio, len(payload), kv.nbytes
+    )
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames and removals in a folder durable."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def read_header(path: Path) -> KvHeader:
+    """Read what a file says of itself; the payload is not looked at.
+
+    Raises:
+        KvCorrupt: not a file of this format, or shorter than its header says.
+        OSError: the file cannot be read.
+    """
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        head = file.read(8)
+        if len(head) < 8:
+            raise KvCorrupt(f"{path.name}: expected a header of 8 bytes, found {len(head)}")
+        (length,) = struct.unpack("<Q", head)
+        if not 2 <= length <= min(_HEADER_BYTES_MAX, size - 8):
+            raise KvCorrupt(f"{path.name}: expected a header within {size} bytes, found {length}")
+        text = file.read(length)
+    try:
+        document = json.loads(text)
+        metadata = document.pop("__metadata__")
+        ends = [entry["data_offsets"][1] for entry in document.values()]
+        if metadata["format"] != FORMAT:
+            raise KvCorrupt(f"{path.name}: expected {FORMAT}, found {metadata['format']!r}")
+        if 8 + length + max(ends) != size:
+            raise KvCorrupt(f"{path.name}: expected {8 + length + max(ends)} bytes, found {size}")
+        return KvHeader(
+            tenant=metadata["tenant"], chunk_id=metadata["chunk_id"],
+            model_id=metadata["model_id"], tokens=int(metadata["tokens"]),
+            storage=metadata["storage"], error_ratio=float(metadata["error_ratio"]),
+            file_bytes=size, memory_bytes=int(metadata["memory_bytes"]),
+        )  # fmt: skip
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        raise KvCorrupt(f"{path.name}: expected a KV header, found damage: {error}") from error
+
+
+def read_kv(path: Path) -> Kv:
+    """Read one entry and check every byte of it.
+
+    Raises:
+        KvCorrupt: the checksum, a shape or the format does not fit.
+        OSError: the file cannot be read.
+    """
+    safetensors = _safetensors()
+    header = read_header(path)
+    payload = path.read_bytes()
+    try:
+        tensors: dict[str, NDArray[Any]] = safetensors.load(payload)
+        (length,) = struct.unpack("<Q", payload[:8])
+        metadata = json.loads(payload[8 : 8 + length])["__metadata__"]
+        found = _checksum(tensors)
+        if found != metadata["checksum"]:
+            raise KvCorrupt(f"{path.name}: expected checksum {metadata['checksum']}, found {found}")
+        kv = Kv(
+            tensors["token_ids"].astype(np.int32, copy=False),
+            _restored(tensors, "keys", header.storage),
+            _restored(tensors, "values", header.storage),
+        )
+    except KvCorrupt:
+        raise
+    except Exception as error:  # whatever a hostile file makes the parser raise
+        raise KvCorrupt(f"{path.name}: expected a KV payload, found damage: {error}") from error
+    if kv.keys.shape != kv.values.shape or kv.keys.ndim != 4:
+        raise KvCorrupt(f"{path.name}: expected equal 4-d arrays, found {kv.keys.shape}")
+    if not kv.keys.shape[2] == len(kv.token_ids) == header.tokens:
+        raise KvCorrupt(f"{path.name}: expected {header.tokens} tokens, found {kv.keys.shape[2]}")
+    return kv
+
+
+def _safetensors() -> Any:
+    try:
+        import safetensors.numpy
+    except ImportError as error:
+        raise UnavailableError(
+            "expected the package safetensors, found none: install stoker[models]"
+        ) from error
+    return safetensors.numpy

@@ -1,0 +1,176 @@
+"""An adapter for `transformers` causal models: KV out as plain arrays, KV in as a prefix.
+
+Keys are taken as the model caches them, after rotation, at positions 0, 1, 2, ...: as a prefix
+they are exact. Pinned to transformers 5.24, whose cache argument is called ``cache``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.errors import InputError, UnavailableError
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Kv:
+    """Keys and values of consecutive tokens of one model.
+
+    Attributes:
+        token_ids: int32, shape (tokens,).
+        keys: float32, shape (layers, kv_heads, tokens, head_dim), after rotation at ``start``.
+        values: Same shape.
+        start: Position of the first token.
+    """
+
+    token_ids: NDArray[np.int32]
+    keys: NDArray[np.float32]
+    values: NDArray[np.float32]
+    start: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays."""
+        return int(self.token_ids.nbytes + self.keys.nbytes + self.values.nbytes)
+
+    def first(self, tokens: int) -> Kv:
+        """Return the first tokens, as views."""
+        return Kv(
+            self.token_ids[:tokens], self.keys[:, :, :tokens], self.values[:, :, :tokens],
+            self.start,
+        )  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Forward:
+    """What one pass gave.
+
+    Attributes:
+        logits: float32, shape (kept, vocabulary): of the last positions.
+        cache: The `transformers` cache with all tokens so far; the next pass changes it.
+    """
+
+    logits: NDArray[np.float32]
+    cache: Any
+
+
+class LanguageModel:
+    """One loaded causal model. Not thread-safe; passes run under ``torch.inference_mode``.
+
+    Args:
+        folder: A folder that `transformers` can load without a network.
+
+    Raises:
+        UnavailableError: torch or transformers is not installed, or the folder has no model.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
+        try:
+            import torch
+            from transformers import AutoModelForCausalLM, AutoTokenizer
+        except ImportError as error:
+            raise UnavailableError(
+                "expected torch and transformers, found none: install stoker[models]"
+            ) from error
+        if not (folder / "config.json").is_file():
+            raise UnavailableError(f"{folder}: expected a model folder, found no config.json")
+        self._torch = torch
+        self.tokenizer = AutoTokenizer.from_pretrained(str(folder))
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            str(folder), dtype=torch.float32, attn_implementation="sdpa"
+        )
+        self.model = model.eval()
+        self.config = self.model.config
+        seal = folder / "stoker.json"
+        identity = seal.read_bytes() if seal.is_file() else str(folder.resolve()).encode()
+        identity += (folder / "config.json").read_bytes()
+        self.model_id = hashlib.blake2b(identity, digest_size=16).hexdigest()
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of keys and values that one token takes in float32."""
+        config = self.config
+        head_dim = int(
+            getattr(config, "head_dim", 0) or config.hidden_size // config.num_attention_heads
+        )
+        return 2 * 4 * int(config.num_hidden_layers) * int(config.num_key_value_heads) * head_dim
+
+    def encode(self, text: str) -> list[int]:
+        """Return the token ids of a text, without special tokens."""
+        return [int(token) for token in self.tokenizer.encode(text, add_special_tokens=False)]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of token ids."""
+        return str(self.tokenizer.decode(list(token_ids)))
+
+    def cache_of(self, kv: Kv) -> Any:
+        """Build a fresh `transformers` cache that starts with ``kv``."""
+        from transformers import DynamicCache
+
+        torch = self._torch
+        keys, values = _tensor(torch, kv.keys), _tensor(torch, kv.values)
+        layers = [(keys[i : i + 1], values[i : i + 1]) for i in range(keys.shape[0])]
+        return DynamicCache(layers)
+
+    def forward(self, token_ids: Sequence[int], *, cache: Any = None, keep: int = 1) -> Forward:
+        """Run tokens after whatever ``cache`` holds.
+
+        Args:
+            token_ids: At least one.
+            cache: From `cache_of` or an earlier `Forward`; it is changed. None starts a new one.
+            keep: Positions whose logits are wanted, counted from the end; 0 for all.
+
+        Raises:
+            InputError: no tokens, or more than the model's context holds.
+        """
+        torch = self._torch
+        past = 0 if cache is None else int(cache.get_seq_length())
+        total = past + len(token_ids)
+        if not token_ids or total > self.config.max_position_embeddings:
+            raise InputError(
+                f"expected 1 to {self.config.max_position_embeddings} tokens in all, found {total}"
+            )
+        with torch.inference_mode():
+            output = self.model(
+                input_ids=torch.tensor([list(token_ids)]),
+                cache=cache,
+                use_cache=True,
+                logits_to_keep=keep,
+            )
+        return Forward(output.logits[0].numpy(), output.cache)
+
+    def prefill(self, token_ids: Sequence[int]) -> Kv:
+        """Compute the keys and values of a text from position 0."""
+        return self.kv_of(self.forward(token_ids).cache, token_ids)
+
+    def kv_of(self, cache: Any, token_ids: Sequence[int]) -> Kv:
+        """Copy a cache's first ``len(token_ids)`` positions out."""
+        torch, count = self._torch, len(token_ids)
+        with torch.inference_mode():
+            keys = torch.cat([layer.keys[:, :, :count] for layer in cache.layers])
+            values = torch.cat([layer.values[:, :, :count] for layer in cache.layers])
+        return Kv(np.asarray(token_ids, np.int32), keys.numpy(), values.numpy())
+
+    def generate(self, token_ids: Sequence[int], *, tokens: int, cache: Any = None) -> list[int]:
+        """Continue greedily, token by token; stops early at the end-of-text token."""
+        step = self.forward(token_ids, cache=cache)
+        found: list[int] = []
+        while True:
+            found.append(int(np.argmax(step.logits[-1])))
+            if len(found) == tokens or found[-1] == self.config.eos_token_id:
+                return found
+            step = self.forward(found[-1:], cache=step.cache)
+
+
+def _tensor(torch: Any, array: NDArray[np.float32]) -> Any:
+    # Arrays read from a file are read-only, which torch warns of; the cache copies them anyway.
+    writable = array if array.flags.writeable else array.copy()
+    return torch.from_numpy(np.ascontiguousarray(writable))
