@@ -31,6 +31,8 @@ _M: Final = 16
 _EF_CONSTRUCTION: Final = 100
 _EF_SEARCH: Final = 128
 _FILTERS_KEPT_MAX: Final = 64
+_PROBES: Final = 64
+_PROBE_K: Final = 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +42,7 @@ class Block:
     start: int
     stop: int
     graph: Any  # hnswlib.Index; labels are row numbers.
+    recall_low: float  # Recall@10 that 95 % of queries which the graph never saw reached.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,6 +173,12 @@ class Delta:
         """Rows held, dead ones included: what bounds memory."""
         return self._count
 
+    @property
+    def block_is_due(self) -> bool:
+        """Whether enough rows came in for one more graph."""
+        done = self._blocks[-1].stop if self._blocks else 0
+        return self._count >= done + BLOCK_ROWS + _PROBES
+
     def apply(self, changes: Sequence[Change]) -> None:
         """Take committed changes, in offset order. The caller serialises calls."""
         for change in changes:
@@ -265,16 +274,26 @@ class Delta:
         Blocks for seconds; rows and views stay usable meanwhile.
         """
         start = self._blocks[-1].stop if self._blocks else 0
-        if view.count - start < BLOCK_ROWS:
-            return False
         stop = start + BLOCK_ROWS
+        if view.count < stop + _PROBES:
+            return False
         graph = hnswlib.Index(space=self._metric, dim=self._dim)
         graph.init_index(max_elements=BLOCK_ROWS, M=_M, ef_construction=_EF_CONSTRUCTION)
         graph.set_ef(_EF_SEARCH)
         graph.add_items(view.vectors[start:stop], np.arange(start, stop), num_threads=1)
+        recall_low = self._recall_low(graph, view, start, stop)
         with self._blocks_lock:
-            self._blocks = (*self._blocks, Block(start, stop, graph))
+            self._blocks = (*self._blocks, Block(start, stop, graph, recall_low))
         return True
+
+    def _recall_low(self, graph: Any, view: DeltaView, start: int, stop: int) -> float:
+        """Measure the walk against a scan, with the rows behind the block as its questions."""
+        vectors, terms = view.vectors[start:stop], view.terms[start:stop]
+        queries = view.vectors[stop : stop + _PROBES]
+        exact, _ = search_exact(vectors, terms, queries, _PROBE_K, metric=self._metric)
+        found, _ = graph.knn_query(queries, k=_PROBE_K, num_threads=1)
+        same = [len(set(f) & set(e)) for f, e in zip(found.tolist(), exact + start, strict=True)]
+        return float(np.quantile(np.array(same) / _PROBE_K, 0.05))
 
     def check(self) -> None:
         """Raise AssertionError on the first broken invariant."""

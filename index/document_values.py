@@ -21,7 +21,8 @@ SEPARATOR: Final = "\x1f"
 
 _TEXT_BYTES_MAX: Final = 16 << 20
 _METADATA_BYTES_MAX: Final = 64 << 10
-_ID_BYTES_MAX: Final = 512
+_ID_BYTES_MAX: Final = 383  # With a tenant and the separator, 512: what a segment takes.
+_TENANT_BYTES_MAX: Final = 128
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ def check_id(value: object, place: str) -> DocumentId:
             return value
         raise InputError(f"{place}: expected an integer of 64 bits, found {value}")
     if isinstance(value, str):
-        return _check_name(str(value), place)
+        return _check_name(str(value), place, _ID_BYTES_MAX)
     raise InputError(f"{place}: expected int or str, found {type(value).__name__}")
 
 
@@ -80,17 +81,17 @@ def check_tenant(value: object) -> str:
     """
     if not isinstance(value, str):
         raise InputError(f"tenant: expected str, found {type(value).__name__}")
-    return _check_name(value, "tenant")
+    return _check_name(value, "tenant", _TENANT_BYTES_MAX)
 
 
-def _check_name(value: str, place: str) -> str:
+def _check_name(value: str, place: str, bytes_max: int) -> str:
     try:
         size = len(value.encode())
     except UnicodeEncodeError as error:
         raise InputError(f"{place}: expected text that UTF-8 can hold: {error}") from error
-    if not 1 <= size <= _ID_BYTES_MAX or SEPARATOR in value or "\x00" in value:
+    if not 1 <= size <= bytes_max or SEPARATOR in value or "\x00" in value:
         raise InputError(
-            f"{place}: expected 1 to {_ID_BYTES_MAX} bytes without NUL and unit separator, "
+            f"{place}: expected 1 to {bytes_max} bytes without NUL and unit separator, "
             f"found {value[:40]!r} ({size} bytes)"
         )
     return value

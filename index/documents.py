@@ -16,7 +16,7 @@ import os
 import sqlite3
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,6 +36,7 @@ _GROUP_CHANGES_MAX: Final = 8_192  # Bounds one transaction, and so the wait of 
 _BUSY_MS: Final = 10_000
 _PART: Final = 1_024
 _IDLE_READERS_MAX: Final = 8
+_IDS_PART: Final = 500  # Parameters of one statement, below every build's limit.
 
 _SCHEMA: Final = (
     "CREATE TABLE meta(key TEXT PRIMARY KEY, value) WITHOUT ROWID",
@@ -340,8 +341,8 @@ class DocumentStore:
     def documents(self, tenant: str, ids: Sequence[DocumentId]) -> list[Document | None]:
         """Return each id's document, None where there is none."""
         found: dict[DocumentId, Document] = {}
-        for start in range(0, len(ids), 500):
-            part = list(ids[start : start + 500])
+        for start in range(0, len(ids), _IDS_PART):
+            part = list(ids[start : start + _IDS_PART])
             marks = ", ".join("?" * len(part))
             rows = self._query(
                 "SELECT change_offset, tenant, id, deleted, text, metadata, crc, NULL, NULL"
@@ -354,6 +355,26 @@ class DocumentStore:
                     change.tenant, change.id, change.text, change.metadata, change.change_offset
                 )
         return [found.get(document_id) for document_id in ids]
+
+    def metadata(
+        self, tenant: str, ids: Sequence[DocumentId]
+    ) -> Iterator[tuple[DocumentId, Mapping[str, Any]]]:
+        """Yield the id and metadata of those ``ids`` that are there; no text is read."""
+        for start in range(0, len(ids), _IDS_PART):
+            part = list(ids[start : start + _IDS_PART])
+            marks = ", ".join("?" * len(part))
+            for found_id, encoded in self._query(
+                f"SELECT id, metadata FROM documents WHERE tenant = ? AND id IN ({marks})"
+                " AND deleted = 0",
+                (tenant, *part),
+            ):
+                try:
+                    parsed = orjson.loads(encoded) if encoded else {}
+                except (ValueError, TypeError) as error:
+                    raise DocumentsCorrupt(
+                        f"{self._path}: metadata of {found_id!r}: {error}"
+                    ) from error
+                yield found_id, parsed if isinstance(parsed, dict) else {}
 
     def id_kind(self) -> type[int] | type[str] | None:
         """Return the type of the stored ids, None while there are none."""

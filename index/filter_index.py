@@ -75,13 +75,16 @@ class FilterIndex:
         self._columns = dict(columns)
 
     @classmethod
-    def build(cls, rows: Iterable[Fields]) -> FilterIndex:
-        """Build from each row's `flatten`ed values, in row order."""
+    def build(cls, rows: Iterable[tuple[int, Fields]], count: int) -> FilterIndex:
+        """Build from rows' `flatten`ed values, in any order; rows that are not given have none.
+
+        Args:
+            rows: (row, values), each row below ``count`` and given once. Read once: may stream.
+            count: Rows in all.
+        """
         words: dict[tuple[str, str], tuple[dict[str, int], array.array[int], array.array[int]]] = {}
         numbers: dict[tuple[str, str], tuple[array.array[float], array.array[int]]] = {}
-        count = 0
-        for row, fields in enumerate(rows):
-            count = row + 1
+        for row, fields in rows:
             for key, values in fields.items():
                 if key[1] in ("n", "t", "w"):
                     held, held_rows = numbers.setdefault(key, (array.array("d"), array.array("I")))

@@ -31,6 +31,7 @@ _BYTES_MAX: Final = 1 << 20
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 
 IdKind = Literal["int", "str"]
+VectorDtype = Literal["float32", "float16"]
 Naming = Literal["plain", "tenant"]
 """How a segment names its rows: the id alone (all rows of the default tenant), or with tenant."""
 
@@ -76,6 +77,7 @@ class Generation:
         id_kind: Type of all ids, None while there was never one.
         m: HNSW neighbors of the segments that merges build.
         ef_construction: HNSW candidates of those builds.
+        vector_dtype: How they store vectors.
         segments: Every live document is in exactly one of them, or in the delta.
     """
 
@@ -86,6 +88,7 @@ class Generation:
     id_kind: IdKind | None
     m: int
     ef_construction: int
+    vector_dtype: VectorDtype
     segments: tuple[SegmentEntry, ...]
 
 
@@ -127,6 +130,8 @@ def _decode(value: dict[str, Any]) -> Generation:
         raise ValueError(f"expected format {_FORMAT}, found {value['format']}")
     if value["metric"] not in METRICS or value["id_kind"] not in ("int", "str", None):
         raise ValueError("unknown metric or kind of id")
+    if value["vector_dtype"] not in ("float32", "float16"):
+        raise ValueError(f"unknown vector type {value['vector_dtype']!r}")
     entries = tuple(
         SegmentEntry(
             name=str(entry["name"]),
@@ -148,6 +153,7 @@ def _decode(value: dict[str, Any]) -> Generation:
         id_kind=value["id_kind"],
         m=int(value["m"]),
         ef_construction=int(value["ef_construction"]),
+        vector_dtype=value["vector_dtype"],
         segments=entries,
     )
 

@@ -69,6 +69,42 @@ class IndexSettings:
             "long a demand read can queue behind it"
         },
     )
+    merge_rows: int = dataclasses.field(
+        default=16_384,
+        metadata={
+            "help": "changed rows in memory that start a merge in the background; below it a scan "
+            "costs about a millisecond, above it a search would feel them. 0 leaves merging to the "
+            "caller"
+        },
+    )
+    delta_rows_max: int = dataclasses.field(
+        default=262_144,
+        metadata={
+            "help": "changed rows held in memory; at the bound upserts are refused (retriable) "
+            "until a merge has caught up. 256k rows of 384 floats are 400 MB"
+        },
+    )
+    segments_max: int = dataclasses.field(
+        default=6,
+        metadata={
+            "help": "sealed segments of one collection; a merge takes the smallest with it beyond "
+            "that, since a search visits each one"
+        },
+    )
+    dead_ratio_max: float = dataclasses.field(
+        default=0.3,
+        metadata={
+            "help": "share of a segment's rows that may be outdated before a merge rewrites it; a "
+            "walk passes through them for nothing"
+        },
+    )
+    sealed_vectors_kept: bool = dataclasses.field(
+        default=True,
+        metadata={
+            "help": "keep the vectors of sealed documents in documents.db too, at the price of "
+            "their size on disk: `stoker repair` then needs no segment file to be whole"
+        },
+    )
 
     def __post_init__(self) -> None:
         if self.memory_bytes < 0:
@@ -96,4 +132,17 @@ class IndexSettings:
             raise ConfigError(
                 "index.prefetch_inflight_bytes_max: expected at least 65536, "
                 f"found {self.prefetch_inflight_bytes_max}"
+            )
+        if self.merge_rows < 0:
+            raise ConfigError(f"index.merge_rows: expected 0 or more, found {self.merge_rows}")
+        if self.delta_rows_max < max(1, self.merge_rows):
+            raise ConfigError(
+                f"index.delta_rows_max: expected at least index.merge_rows ({self.merge_rows}), "
+                f"found {self.delta_rows_max}"
+            )
+        if self.segments_max < 1:
+            raise ConfigError(f"index.segments_max: expected 1 or more, found {self.segments_max}")
+        if not 0 < self.dead_ratio_max <= 1:
+            raise ConfigError(
+                f"index.dead_ratio_max: expected above 0 up to 1, found {self.dead_ratio_max}"
             )

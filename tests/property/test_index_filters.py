@@ -152,7 +152,7 @@ def test_filters_agree_with_the_model(
     flat = [flatten(tenant, metadata) for tenant, metadata in rows]
     wanted = [row for row, (tenant, data) in enumerate(rows) if model(expression, tenant, data)]
     assert [row for row, fields in enumerate(flat) if matches(node, fields)] == wanted
-    index = FilterIndex.build(flat)
+    index = FilterIndex.build(enumerate(flat), len(flat))
     assert list(index.select(node)) == wanted
     stored = FilterIndex.from_bytes(index.to_bytes(), "x")
     assert stored.count == len(rows)
@@ -161,7 +161,9 @@ def test_filters_agree_with_the_model(
 
 def test_neighbors_beyond_exact_floats_stay_apart() -> None:
     wide = 2**53 + 1
-    index = FilterIndex.build([flatten("a", {"n": n}) for n in (wide - 1, wide)])
+    index = FilterIndex.build(
+        ((row, flatten("a", {"n": n})) for row, n in enumerate((wide - 1, wide))), 2
+    )
     assert list(index.select(parse_filter({"n": wide - 1}))) == [0]
     assert list(index.select(parse_filter({"n": wide}))) == [1]
     assert list(index.select(parse_filter({"n": {"gte": 1}}))) == [0, 1]
@@ -171,7 +173,7 @@ def test_neighbors_beyond_exact_floats_stay_apart() -> None:
 @given(data=st.data())
 def test_a_damaged_filter_index_is_refused(data: st.DataObject) -> None:
     rows = [flatten("a", {"lang": "en", "year": year}) for year in range(4)]
-    stored = bytearray(FilterIndex.build(rows).to_bytes())
+    stored = bytearray(FilterIndex.build(enumerate(rows), len(rows)).to_bytes())
     if data.draw(st.booleans()):
         stored[data.draw(st.integers(0, len(stored) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     else:

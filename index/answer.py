@@ -1,0 +1,219 @@
+"""One search over a view: every sealed segment, the delta, one answer."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.index.documents import DocumentStore
+from stoker.index.filters import Filter
+from stoker.index.generation import IdKind
+from stoker.index.hits import Hits
+from stoker.index.view import SegmentView, View
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """A checked search.
+
+    Attributes:
+        queries: float32, shape (nq, dim), finite.
+        k: Hits wanted, at least 1.
+        ef: Width of the walk, None for what the target needs.
+        recall_target: Recall aimed at, None for the setting.
+        deadline_s: Seconds that the whole batch may take, None for no limit.
+        node: Filter, None for all.
+    """
+
+    queries: NDArray[np.float32]
+    k: int
+    ef: int | None
+    recall_target: float | None
+    deadline_s: float | None
+    node: Filter | None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """One source's answer; arrays as in `stoker.index.segment.SegmentHits`."""
+
+    rows: NDArray[np.int64]
+    scores: NDArray[np.float32]
+    completeness: NDArray[np.float32]
+    recall_bound: NDArray[np.float32]
+    expected_recall: NDArray[np.float32]
+    exact_share: NDArray[np.float32]
+    pages_read: NDArray[np.int64]
+    bytes_read: NDArray[np.int64]
+    rounds: NDArray[np.int64]
+    deadline_hit: NDArray[np.bool_]
+
+
+def answer(view: View, question: Question, store: DocumentStore | None, id_kind: IdKind) -> Hits:
+    """Search everything in ``view`` and merge by score.
+
+    A document is live in one place only, so merging needs no look at ids. Parts are searched one
+    after another, so reads and rounds add up; completeness and the recall bound are those of the
+    weakest part, since any of them could hold all of the true neighbors.
+    """
+    started = time.monotonic()
+    # The delta costs no read: with a deadline it is best had first.
+    sources: list[SegmentView | None] = []
+    parts: list[_Part] = []
+    if view.rows.alive.any():
+        part = _search_delta(view, question)
+        if part is not None:
+            sources.append(None)
+            parts.append(part)
+    for segment in view.segments:
+        part = _search_segment(segment, question, store, id_kind, started)
+        if part is not None:
+            sources.append(segment)
+            parts.append(part)
+    return _merged(view, question, sources, parts, id_kind)
+
+
+def _search_delta(view: View, question: Question) -> _Part | None:
+    allowed = None
+    if question.node is not None:
+        allowed = view.delta.allowed(question.node, view.rows)
+        if not (allowed & view.rows.alive).any():
+            return None
+    rows, scores = view.rows.search(question.queries, question.k, allowed)
+    count = question.queries.shape[0]
+    zeros = np.zeros(count, dtype=np.int64)
+    ones = np.ones(count, dtype=np.float32)
+    bound = min([1.0, *(block.recall_low for block in view.rows.blocks)])
+    return _Part(
+        rows=rows,
+        scores=scores,
+        completeness=ones,
+        recall_bound=np.full(count, bound, dtype=np.float32),
+        expected_recall=ones,
+        exact_share=ones,
+        pages_read=zeros,
+        bytes_read=zeros,
+        rounds=zeros,
+        deadline_hit=np.zeros(count, dtype=np.bool_),
+    )
+
+
+def _search_segment(
+    segment: SegmentView,
+    question: Question,
+    store: DocumentStore | None,
+    id_kind: IdKind,
+    started: float,
+) -> _Part | None:
+    allow = segment.alive_bits
+    if question.node is not None:
+        allow, allowed_count = segment.sealed.mask(question.node, segment.dead, store, id_kind)
+        if allowed_count == 0:
+            return None
+    elif segment.live_count == 0:
+        return None
+    left = None
+    if question.deadline_s is not None:
+        left = max(0.0, question.deadline_s - (time.monotonic() - started))
+    hits = segment.sealed.segment.search(
+        question.queries,
+        question.k,
+        ef=question.ef,
+        recall_target=question.recall_target,
+        deadline_s=left,
+        allow=allow,
+    )
+    return _Part(**{field.name: getattr(hits, field.name) for field in dataclasses.fields(_Part)})
+
+
+def _merged(
+    view: View,
+    question: Question,
+    sources: list[SegmentView | None],
+    parts: list[_Part],
+    id_kind: IdKind,
+) -> Hits:
+    count, k = question.queries.shape[0], question.k
+    rows = np.full((count, k), -1, dtype=np.int64)
+    scores = np.full((count, k), np.nan, dtype=np.float32)
+    source_of = np.full((count, k), -1, dtype=np.int64)
+    if len(parts) == 1:
+        rows, source_of = parts[0].rows, np.zeros((count, k), dtype=np.int64)
+        scores = np.where(rows >= 0, parts[0].scores, np.nan).astype(np.float32)
+    elif parts:
+        all_rows = np.concatenate([part.rows for part in parts], axis=1)
+        all_scores = np.concatenate([part.scores for part in parts], axis=1)
+        all_sources = np.repeat(np.arange(len(parts)), [part.rows.shape[1] for part in parts])
+        ranks = all_scores if view.generation.metric == "l2" else -all_scores
+        ranks = np.where(all_rows >= 0, ranks, np.inf)
+        best = np.argsort(ranks, axis=1, kind="stable")[:, :k]
+        rows = np.take_along_axis(all_rows, best, axis=1)
+        scores = np.where(rows >= 0, np.take_along_axis(all_scores, best, axis=1), np.nan)
+        source_of = all_sources[best]
+    ids = _ids(view, sources, rows, source_of, id_kind)
+    return Hits(ids=ids, scores=scores, **_summary(parts, rows, source_of))
+
+
+def _ids(
+    view: View,
+    sources: list[SegmentView | None],
+    rows: NDArray[np.int64],
+    source_of: NDArray[np.int64],
+    id_kind: IdKind,
+) -> NDArray[Any]:
+    ids: NDArray[Any] = np.empty(rows.shape, dtype=object)
+    if id_kind == "int":
+        ids = np.full(rows.shape, -1, dtype=np.int64)
+    for number, source in enumerate(sources):
+        here = (source_of == number) & (rows >= 0)
+        if not here.any():
+            continue
+        if source is None:
+            ids[here] = [view.rows.keys[row][1] for row in rows[here]]
+        else:
+            ids[here] = source.sealed.ids_at(rows[here], id_kind)
+    return ids
+
+
+def _summary(
+    parts: list[_Part], rows: NDArray[np.int64], source_of: NDArray[np.int64]
+) -> dict[str, NDArray[Any]]:
+    count = rows.shape[0]
+    if not parts:
+        ones, zeros = np.ones(count, dtype=np.float32), np.zeros(count, dtype=np.int64)
+        return {
+            "completeness": ones,
+            "recall_bound": ones,
+            "expected_recall": ones,
+            "exact_share": ones,
+            "pages_read": zeros,
+            "bytes_read": zeros,
+            "rounds": zeros,
+            "deadline_hit": np.zeros(count, dtype=np.bool_),
+        }
+    found = rows >= 0
+    hit_count = np.maximum(found.sum(axis=1), 1)
+    shares = [
+        np.count_nonzero((source_of == number) & found, axis=1) / hit_count
+        for number in range(len(parts))
+    ]
+    nothing = ~found.any(axis=1)
+
+    def weighted(name: str) -> NDArray[np.float32]:
+        mean = sum(share * getattr(part, name) for share, part in zip(shares, parts, strict=True))
+        return np.where(nothing, 1.0, mean).astype(np.float32)
+
+    return {
+        "completeness": np.minimum.reduce([part.completeness for part in parts]),
+        "recall_bound": np.minimum.reduce([part.recall_bound for part in parts]),
+        "expected_recall": weighted("expected_recall"),
+        "exact_share": weighted("exact_share"),
+        "pages_read": np.add.reduce([part.pages_read for part in parts]),
+        "bytes_read": np.add.reduce([part.bytes_read for part in parts]),
+        "rounds": np.add.reduce([part.rounds for part in parts]),
+        "deadline_hit": np.logical_or.reduce([part.deadline_hit for part in parts]),
+    }
