@@ -1,0 +1,199 @@
+"""The passage store: round trips, budgets, damage, tenants, and its offer to a warm plan."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stoker.errors import InputError
+from stoker.kvcache.kv_file import STORAGES, KvCorrupt, read_header, read_kv, write_kv
+from stoker.kvcache.language_model import Kv
+from stoker.kvcache.passages import KIND, KvUnitBatch, PassageStore, PassageTooLarge
+from stoker.prefetch.protocols import LoadOutcome, UnitBatch
+
+pytest.importorskip("safetensors")
+pytestmark = pytest.mark.models
+
+MODEL = "a1b2"
+LAYERS, HEADS, DIM = 3, 2, 32
+TOKEN_BYTES = 2 * 4 * LAYERS * HEADS * DIM + 4
+
+
+def kv_of(tokens: int, seed: int = 0) -> Kv:
+    rng = np.random.default_rng((3, seed, tokens))
+    shape = (LAYERS, HEADS, tokens, DIM)
+    return Kv(
+        rng.integers(0, 50_000, tokens).astype(np.int32),
+        rng.standard_normal(shape).astype(np.float32),
+        rng.standard_normal(shape).astype(np.float32),
+    )
+
+
+def assert_equal(found: Kv | None, expected: Kv) -> None:
+    assert found is not None
+    np.testing.assert_array_equal(found.token_ids, expected.token_ids)
+    np.testing.assert_array_equal(found.keys, expected.keys)
+    np.testing.assert_array_equal(found.values, expected.values)
+
+
+def store_in(folder: Path, *, memory: int = 1 << 20, disk: int = 1 << 20) -> PassageStore:
+    return PassageStore(folder, model_id=MODEL, memory_bytes_max=memory, disk_bytes_max=disk)
+
+
+def test_what_was_put_is_there_after_reopening(tmp_path: Path) -> None:
+    kv = kv_of(5)
+    store = store_in(tmp_path)
+    header = store.put("acme", "doc/1", kv)
+    assert (header.tokens, header.error_ratio, header.memory_bytes) == (5, 0.0, kv.nbytes)
+    assert_equal(store.get("acme", "doc/1", kv.token_ids.tolist()), kv)
+    again = store_in(tmp_path)
+    assert again.counts().resident == 0
+    assert_equal(again.get("acme", "doc/1", kv.token_ids.tolist()), kv)
+    assert (again.counts().resident, again.counts().loads) == (1, 1)
+    again.check()
+
+
+def test_other_tenants_chunks_models_and_tokens_find_nothing(tmp_path: Path) -> None:
+    kv = kv_of(4)
+    store = store_in(tmp_path)
+    store.put("acme", "doc", kv)
+    ids = kv.token_ids.tolist()
+    assert store.get("rival", "doc", ids) is None
+    assert store.get("acme", "doc2", ids) is None
+    # Lengths are part of the name: ("ac", "medoc") is another key than ("acme", "doc").
+    assert store.get("ac", "medoc", ids) is None
+    other = PassageStore(
+        tmp_path, model_id="ffff", memory_bytes_max=1 << 20, disk_bytes_max=1 << 20
+    )
+    assert other.get("acme", "doc", ids) is None
+    assert store.get("acme", "doc", [*ids[:-1], 1]) is None
+    assert store.get("acme", "doc", ids) is None, "an entry of an older text is removed"
+    store.check()
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_storage_error_is_what_the_header_says(tmp_path: Path, storage: str) -> None:
+    kv = kv_of(64)
+    path = tmp_path / "x.safetensors"
+    header = write_kv(path, kv, tenant="t", chunk_id="c", model_id=MODEL, storage=storage)
+    back = read_kv(path)
+    wrong = sum(
+        float(np.sum((a - b) ** 2)) for a, b in ((kv.keys, back.keys), (kv.values, back.values))
+    )
+    total = sum(float(np.sum(a**2)) for a in (kv.keys, kv.values))
+    assert header.error_ratio == pytest.approx((wrong / total) ** 0.5, rel=1e-4, abs=1e-12)
+    bound, size = {
+        "float32": (0.0, 1.0), "float16": (4e-4, 0.55), "int8": (0.01, 0.32), "int4": (0.12, 0.22)
+    }[storage]  # fmt: skip
+    assert header.error_ratio <= bound
+    assert header.file_bytes <= size * kv.nbytes + 2_000
+    assert read_header(path) == header
+
+
+def test_flipped_truncated_and_foreign_files_are_refused_by_name(tmp_path: Path) -> None:
+    kv = kv_of(3)
+    path = tmp_path / "x.safetensors"
+    write_kv(path, kv, tenant="t", chunk_id="c", model_id=MODEL)
+    whole = path.read_bytes()
+    damaged = 0
+    for offset in range(0, len(whole), 37):
+        for bytes_now in (
+            whole[:offset],
+            whole[:offset] + bytes([whole[offset] ^ 0x10]) + whole[offset + 1 :],
+        ):
+            path.write_bytes(bytes_now)
+            try:
+                found = read_kv(path)
+            except KvCorrupt:
+                damaged += 1
+            else:
+                # Only a name in the header may change unnoticed: the numbers never do.
+                assert_equal(found, kv)
+    assert damaged > 0.9 * 2 * len(range(0, len(whole), 37))
+    for junk in (b"", b"\x80\x04N.", b"\xff" * 64, b"\x08" + bytes(7) + b"[1,2,3] "):
+        path.write_bytes(junk)
+        with pytest.raises(KvCorrupt, match=r"x\.safetensors"):
+            read_kv(path)
+
+
+def test_damaged_file_is_a_miss_and_set_aside(tmp_path: Path) -> None:
+    kv = kv_of(3)
+    store_in(tmp_path).put("acme", "doc", kv)
+    (path,) = (tmp_path / MODEL).glob("*.safetensors")
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    store = store_in(tmp_path)
+    assert store.get("acme", "doc", kv.token_ids.tolist()) is None
+    assert (store.counts().corrupt, store.counts().entries) == (1, 0)
+    store.put("acme", "doc", kv)
+    assert_equal(store.get("acme", "doc", kv.token_ids.tolist()), kv)
+    assert not list((store_in(tmp_path)._folder).glob("*.corrupt"))
+
+
+def test_leftovers_of_a_dead_writer_are_cleared(tmp_path: Path) -> None:
+    store_in(tmp_path)
+    (tmp_path / MODEL / ".tmp-1234").write_bytes(b"half")
+    assert store_in(tmp_path).counts().entries == 0
+    assert not list((tmp_path / MODEL).iterdir())
+
+
+def test_both_budgets_hold_and_the_longest_unused_goes_first(tmp_path: Path) -> None:
+    one = kv_of(10).nbytes
+    store = store_in(tmp_path, memory=2 * one, disk=4 * one + 4 * 2_000)
+    for number in range(4):
+        store.put("acme", f"c{number}", kv_of(10, number))
+        store.check()
+    assert_equal(store.get("acme", "c0", kv_of(10, 0).token_ids.tolist()), kv_of(10, 0))
+    store.put("acme", "c4", kv_of(10, 4))
+    store.check()
+    counts = store.counts()
+    assert (counts.entries, counts.resident) == (4, 2)
+    assert store.get("acme", "c1", kv_of(10, 1).token_ids.tolist()) is None
+    assert_equal(store.get("acme", "c0", kv_of(10, 0).token_ids.tolist()), kv_of(10, 0))
+    with pytest.raises(PassageTooLarge):
+        store.put("acme", "big", kv_of(100))
+    store.check()
+
+
+def test_warm_plan_loads_the_hottest_and_evicts_nothing(tmp_path: Path) -> None:
+    one = kv_of(10).nbytes
+    filler = store_in(tmp_path)
+    for number in range(6):
+        filler.put("acme", f"c{number}", kv_of(10, number))
+    store = store_in(tmp_path, memory=3 * one)
+    heat = {("acme", f"c{number}"): float(number) for number in range(6)} | {("rival", "c5"): 9.0}
+    (batch,) = store.unit_batches(heat)
+    assert batch.benefit.tolist() == [5.0, 4.0, 3.0, 2.0, 1.0]
+    assert batch.unit_bytes >= one
+    assert store.total_bytes() == 6 * one
+    outcome = store.load_units(KIND, batch.units[:2], sticky=True, deadline_s=None)
+    assert (outcome.loaded, outcome.already, outcome.no_room) == (2, 0, 0)
+    outcome = store.load_units(KIND, batch.units, sticky=False, deadline_s=None)
+    assert (outcome.loaded, outcome.already, outcome.no_room) == (1, 2, 2)
+    assert store.resident_count(KIND, batch.units) == 3
+    assert store.resident_count("links", batch.units) == 0
+    for number in range(6):  # demand may evict what is not sticky, never what is
+        store.get("acme", f"c{number}", kv_of(10, number).token_ids.tolist())
+        store.check()
+    assert store.resident_count(KIND, batch.units[:2]) == 2
+    late = store.load_units(KIND, batch.units, sticky=False, deadline_s=-1.0)
+    assert late.not_reached == len(batch.units)
+    with pytest.raises(InputError):
+        store.load_units("links", batch.units, sticky=False, deadline_s=None)
+
+
+def test_offer_has_the_fields_that_prefetch_asks_for(tmp_path: Path) -> None:
+    """The rooms may not import each other; the shapes are held together here."""
+    assert [field.name for field in dataclasses.fields(UnitBatch)] == [
+        field.name for field in dataclasses.fields(KvUnitBatch)
+    ]
+    outcome = store_in(tmp_path).load_units(
+        KIND, np.zeros(0, np.uint32), sticky=False, deadline_s=None
+    )
+    assert [field.name for field in dataclasses.fields(LoadOutcome)] == [
+        field.name for field in dataclasses.fields(outcome)
+    ]
