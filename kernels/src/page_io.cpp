@@ -75,8 +75,10 @@ bool settle_again(ReadRequest& request, std::int64_t result) {
   };
   if (result < 0) {
     const int code = static_cast<int>(-result);
-    // ECANCELED: the thread that submitted the read has ended before the kernel began it.
-    const bool passing = code == EINTR || code == EAGAIN || code == ECANCELED;
+    // ECANCELED and EFAULT are what a ring answers when the thread that submitted the read has
+    // ended before the kernel began it.
+    const bool passing =
+        code == EINTR || code == EAGAIN || code == ECANCELED || code == EFAULT;
     const bool refused_direct = code == EINVAL && request.issued_direct;
     if (!passing && !refused_direct) return fail(code);
     if (refused_direct) request.file->leave_direct();

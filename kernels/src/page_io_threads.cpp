@@ -28,7 +28,7 @@ class ReadWorkers::Queue final : public ReadQueue {
   explicit Queue(std::shared_ptr<ReadWorkers> workers) : workers_(std::move(workers)) {}
 
   ~Queue() override {
-    while (outstanding_ > 0) (void)wait({});
+    while (outstanding_ > 0) (void)wait({}, true);
   }
 
   void submit(ReadRequest& request) override {
@@ -43,7 +43,7 @@ class ReadWorkers::Queue final : public ReadQueue {
 
   void flush() override {}
 
-  ReadRequest* wait(const Deadline& until) override {
+  ReadRequest* wait(const Deadline& until, bool) override {
     if (outstanding_ == 0) return nullptr;
     std::unique_lock<std::mutex> lock(mutex_);
     const auto any = [this] { return ended_head_ != nullptr; };

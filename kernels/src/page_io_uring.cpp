@@ -31,6 +31,7 @@ namespace stoker {
 namespace {
 
 constexpr unsigned kDepth = 128;            // reads of one caller that the kernel holds at once
+constexpr Clock::time_point kNever = Clock::time_point::max();
 constexpr std::uint16_t kPrefetchPriority = (2u << 13) | 7u;   // best effort, lowest level
 
 int sys_setup(unsigned entries, io_uring_params* params) noexcept {
@@ -75,7 +76,7 @@ class UringQueue final : public ReadQueue {
   UringQueue() = default;
 
   ~UringQueue() override {
-    while (outstanding_ > 0) (void)wait({});
+    while (outstanding_ > 0) (void)wait({}, true);
     if (ring_ >= 0) ::close(ring_);
   }
 
@@ -114,10 +115,11 @@ class UringQueue final : public ReadQueue {
 
   void flush() override {
     stage();
-    if (staged_ > 0) enter(0, Clock::now());
+    if (staged_ > 0) enter(0, kNever);
   }
 
-  ReadRequest* wait(const Deadline& until) override {
+  ReadRequest* wait(const Deadline& until, bool all) override {
+    const Clock::time_point end = until.value_or(kNever);
     for (;;) {
       if (ReadRequest* request = reap()) {
         --outstanding_;
@@ -125,15 +127,21 @@ class UringQueue final : public ReadQueue {
       }
       if (outstanding_ == 0) return nullptr;
       stage();
-      const bool past = until && Clock::now() >= *until;
+      const bool past = end != kNever && Clock::now() >= end;
       if (past && staged_ == 0) {
         // One look at the kernel's side: completions may need this thread to run them.
-        enter(0, until);
+        enter(0, end);
         ReadRequest* request = reap();
         if (request != nullptr) --outstanding_;
         return request;
       }
-      enter(past ? 0 : 1, until);
+      unsigned complete = past ? 0 : 1;
+      if (all && !past) {
+        // With more behind than the ring holds, half of it is enough to go on with.
+        const std::size_t most = backlog_head_ == nullptr ? in_kernel_ : in_kernel_ / 2;
+        complete = std::max(complete, static_cast<unsigned>(most));
+      }
+      enter(complete, end);
     }
   }
 
@@ -203,12 +211,12 @@ class UringQueue final : public ReadQueue {
   }
 
   // Submits what is staged and waits for `complete` completions or the deadline.
-  void enter(unsigned complete, const Deadline& until) noexcept {
+  void enter(unsigned complete, Clock::time_point until) noexcept {
     io_uring_getevents_arg argument{};
     __kernel_timespec timeout{};
     unsigned flags = IORING_ENTER_GETEVENTS;
-    if (complete > 0 && until) {
-      const auto left = std::max(Clock::duration::zero(), *until - Clock::now());
+    if (complete > 0 && until != kNever) {
+      const auto left = std::max(Clock::duration::zero(), until - Clock::now());
       const auto nanoseconds = std::chrono::duration_cast<std::chrono::nanoseconds>(left).count();
       timeout.tv_sec = nanoseconds / 1'000'000'000;
       timeout.tv_nsec = nanoseconds % 1'000'000'000;

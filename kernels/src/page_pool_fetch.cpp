@@ -83,6 +83,11 @@ class BegunPages {
   BegunPages(const BegunPages&) = delete;
   BegunPages& operator=(const BegunPages&) = delete;
 
+  // Under the mutex: what tells this fetch's own reads from those of others.
+  std::uint64_t stamp() noexcept {
+    if (stamp_ == 0) stamp_ = ++pool_.fetch_stamps;
+    return stamp_;
+  }
   bool empty() const noexcept { return pages_.empty(); }
   std::vector<PendingRef> take() noexcept { return std::exchange(pages_, {}); }
   void add(const PendingRef& page) {
@@ -96,10 +101,11 @@ class BegunPages {
 
  private:
   PagePool::Impl& pool_;
+  std::uint64_t stamp_ = 0;
   std::vector<PendingRef> pages_;
 };
 
-// Cuts the pages into runs of neighbors and sends them off.
+// Cuts the pages into runs of neighbors; the first step() sends them off together.
 void submit_runs(ReadJob& job, std::vector<PendingRef> pages, std::size_t run_pages_max) {
   const auto order = [](const PendingRef& left, const PendingRef& right) {
     return left->store != right->store ? left->store->id < right->store->id
@@ -117,19 +123,18 @@ void submit_runs(ReadJob& job, std::vector<PendingRef> pages, std::size_t run_pa
                 std::make_move_iterator(pages.begin() + static_cast<std::ptrdiff_t>(last))});
     first = last;
   }
-  job.flush();
 }
 
 // Under the mutex: the read to wait for, somebody's or a new one.
 PendingRef miss(PagePool::Impl& pool, Store& store, PageNumber number, BegunPages& begun) {
   if (PendingRef page = pool.find_pending(store, number)) {
-    if (page->owner != &begun) ++pool.totals.joined_reads;
+    if (page->fetch_stamp != begun.stamp()) ++pool.totals.joined_reads;
     return page;
   }
   const std::uint32_t frame = pool.take_frame(true, 0);
   PendingRef page = pool.begin_pending(store, number, frame);
   page->weight = kDemandWeight;
-  page->owner = &begun;
+  page->fetch_stamp = begun.stamp();
   begun.add(page);
   if (frame == kAbsent) ++pool.totals.overflow_pages;
   return page;

@@ -85,7 +85,7 @@ struct Pending {
   std::uint8_t weight = 0;
   bool sticky = false;
   bool prefetch = false;
-  const void* owner = nullptr;          // the fetch() that reads it
+  std::uint64_t fetch_stamp = 0;        // the fetch() that reads it, 0 for a load
   bool ended = false;
   PageStatus status = PageStatus::ok;
   std::vector<Waiter*> waiters;
@@ -189,6 +189,7 @@ struct PagePool::Impl {
   std::uint32_t ring_size = 0;
   bool pressed = false;                            // frames run short: evict a little ahead
   std::uint32_t load_stamps = 0;
+  std::uint64_t fetch_stamps = 0;
   std::unordered_map<std::uint64_t, PendingRef> pending;
   PoolStats totals;                                // the counters that the mutex guards
   std::atomic<std::uint64_t> demand_reads{0};

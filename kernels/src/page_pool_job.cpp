@@ -146,7 +146,7 @@ void ReadJob::start(std::vector<PendingRef> pages, bool second_try) {
 }
 
 bool ReadJob::step(const Deadline& until) {
-  ReadRequest* request = queue_->wait(until);
+  ReadRequest* request = queue_->wait(until, !prefetch_);
   if (request == nullptr) return false;
   const std::size_t index = static_cast<Run*>(request)->index;
   const std::unique_ptr<Run> run = std::move(runs_[index]);

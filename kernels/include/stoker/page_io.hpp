@@ -76,8 +76,9 @@ class ReadQueue {
   virtual void submit(ReadRequest& request) = 0;
   virtual void flush() = 0;
   // The next request that ended; nullptr when nothing is outstanding or `until` came first. A
-  // moment that has passed makes this a poll; an empty one waits without bound.
-  virtual ReadRequest* wait(const Deadline& until) = 0;
+  // moment that has passed makes this a poll; an empty one waits without bound. `all` says that
+  // the caller has no use for one before the others, which saves it a wake-up for each.
+  virtual ReadRequest* wait(const Deadline& until, bool all) = 0;
   virtual std::size_t outstanding() const noexcept = 0;
   // Whether it is worth keeping for the next caller.
   virtual bool reusable() const noexcept { return false; }
