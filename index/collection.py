@@ -19,10 +19,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import structlog
 from numpy.typing import NDArray
 
 from stoker.errors import CapacityError, InputError
@@ -41,26 +40,20 @@ from stoker.index.document_values import (
 from stoker.index.documents import DocumentStore
 from stoker.index.exact import Metric
 from stoker.index.filters import parse_filter
-from stoker.index.generation import (
-    IdKind,
-    read_current,
-)
+from stoker.index.generation import IdKind, read_current
 from stoker.index.hits import Hits
-from stoker.index.merge import MergeReport
+from stoker.index.merge import MergeReport, Progress
+from stoker.index.merger import Merger
 from stoker.index.residency import Residency
 from stoker.index.sealed import NativeEngine, SegmentEngine
+from stoker.index.serving import CollectionClosed, Mode, Serving
 from stoker.index.settings import IndexSettings
 from stoker.index.warming import IndexUnits, UnitNumbers, merged_residency
 
 if TYPE_CHECKING:
     from stoker.index.segment import LoadCounts
 
-Mode = Literal["r", "rw"]
 K_MAX: Final = 1_000
-_LOCK_NAME: Final = "writer.lock"
-_OPEN_TRIES: Final = 10
-
-log = structlog.get_logger(__name__)
 
 
 class DeltaFull(CapacityError):
@@ -315,11 +308,15 @@ class Collection:
         assert self._merger is not None
         return self._merger.merge(full=full, heat=heat, progress=progress)
 
-    def set_heat_source(self, source: Callable[[], Mapping[Any, float]] | None) -> None:
-        """Have merges that are given no heat ask ``source`` for the newest."""
-        self._writable()
-        assert self._merger is not None
-        self._merger.heat_source = source
+    @property
+    def heat_source(self) -> Callable[[], Mapping[Any, float]] | None:
+        """Asked for the newest heat by merges that were given none; ignored by readers."""
+        return self._merger.heat_source if self._merger is not None else None
+
+    @heat_source.setter
+    def heat_source(self, source: Callable[[], Mapping[Any, float]] | None) -> None:
+        if self._merger is not None:
+            self._merger.heat_source = source
 
     @property
     def merges_failed(self) -> int:
@@ -364,7 +361,7 @@ class Collection:
     @property
     def id_kind(self) -> IdKind | None:
         """Type of all ids; None while there was never one."""
-        return self._id_kind
+        return self._serving.settled_id_kind
 
     @property
     def delta_rows(self) -> int:

@@ -121,7 +121,7 @@ def open_view(
     store: DocumentStore | None,
     *,
     engine: SegmentEngine,
-    memory_bytes: int | None,
+    memory_bytes: int,
     settings: IndexSettings,
     reuse: Mapping[str, SealedSegment],
 ) -> View:
@@ -132,7 +132,7 @@ def open_view(
         generation: From CURRENT.
         store: The change log; None where there never was a change.
         engine: Opens segments.
-        memory_bytes: Budget of all segments together; None means the setting, 0 room for all.
+        memory_bytes: Budget of all segments together; 0 means room for all.
         settings: The room's settings.
         reuse: Open segments by name, taken over (and referenced once more) where they serve on.
 
@@ -142,7 +142,7 @@ def open_view(
     """
     opened: list[SealedSegment] = []
     try:
-        shares = memory_shares(folder, generation.segments, memory_bytes, settings)
+        shares = memory_shares(folder, generation.segments, memory_bytes)
         for entry in generation.segments:
             known = reuse.get(entry.name)
             if known is not None:
@@ -183,11 +183,9 @@ def _with_vectors(changes: Iterable[Change]) -> Iterable[Change]:
 def memory_shares(
     folder: Path,
     entries: Sequence[SegmentEntry],
-    memory_bytes: int | None,
-    settings: IndexSettings,
+    budget: int,
 ) -> dict[str, int]:
     """Split a budget over segments by their size on disk; 0 stays 0, room for all."""
-    budget = settings.memory_bytes if memory_bytes is None else memory_bytes
     sizes = {entry.name: folder_bytes(folder / SEGMENTS_NAME / entry.name) for entry in entries}
     total = max(1, sum(sizes.values()))
     return {name: max(1, budget * size // total) if budget else 0 for name, size in sizes.items()}

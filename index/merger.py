@@ -1,0 +1,234 @@
+"""Runs merges: seals what changed beside what serves, then switches to the new generation."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import structlog
+from pyroaring import BitMap
+
+from stoker.errors import StokerError
+from stoker.index.documents import DocumentStore
+from stoker.index.failpoint import failpoint
+from stoker.index.generation import Generation, read_current, storage_error, write_current
+from stoker.index.merge import (
+    MergeCancelled,
+    MergeReport,
+    build_merged,
+    choose,
+    has_work,
+)
+from stoker.index.sealed import SealedSegment
+from stoker.index.serving import Serving, remove_segment
+from stoker.index.view import SegmentView, View, memory_shares, write_dead
+
+log = structlog.get_logger(__name__)
+
+
+class Merger:
+    """Merges one collection, one merge at a time, when asked or in the background.
+
+    Attributes:
+        heat_source: Called for the newest heat when a merge was given none.
+        failures: Background merges that failed; each was logged.
+    """
+
+    def __init__(self, serving: Serving, store: DocumentStore) -> None:
+        """Start the background thread."""
+        self.heat_source: Callable[[], Mapping[Any, float]] | None = None
+        self.failures = 0
+        self._serving = serving
+        self._store = store
+        self._settings = serving.settings
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._worker = threading.Thread(target=self._work, name="stoker-merge", daemon=True)
+        self._worker.start()
+
+    def notice_changes(self) -> None:
+        """Wake the background thread if what changed is worth its while."""
+        delta = self._serving.view.delta
+        if self._is_due(delta.row_count) or delta.block_is_due:
+            self.wake()
+
+    def wake(self) -> None:
+        """Have the background thread look now."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Wait for the background thread to end; the collection refuses work already."""
+        self._wake.set()
+        if self._worker is not threading.current_thread():
+            self._worker.join()
+
+    def _is_due(self, rows: int) -> bool:
+        return 0 < self._settings.merge_rows <= rows
+
+    def merge(
+        self,
+        *,
+        full: bool = False,
+        heat: Mapping[Any, float] | None = None,
+        progress: Callable[[str, int, int], None] | None = None,
+    ) -> MergeReport:
+        """Seal what changed into a new generation and switch to it; blocks until done.
+
+        Searches and changes go on meanwhile; changes wait only for the switch itself.
+
+        Args:
+            full: Rewrite every segment, not only those worth it.
+            heat: Weight by (tenant, chunk id) or by id: hot rows are sealed side by side. None
+                asks ``heat_source``, where there is one.
+            progress: Called with (what, done, total).
+
+        Raises:
+            NoRoom: the disk is full; the old generation goes on.
+            MergeCancelled: closed meanwhile.
+        """
+        store = self._store
+        started = time.monotonic()
+
+        def step(what: str, done: int, total: int) -> None:
+            if self._serving.closed:
+                raise MergeCancelled(f"{self._serving.path}: closed while merging")
+            if progress is not None:
+                progress(what, done, total)
+
+        with self._lock:
+            with self._serving.taken() as view:
+                chosen = choose(view, full=full, settings=self._settings)
+                if not has_work(view, chosen):
+                    return MergeReport(view.generation.number, merged=False)
+                if heat is None and self.heat_source is not None:
+                    heat = self.heat_source()
+                sealed, bytes_written = build_merged(
+                    self._serving.path,
+                    view,
+                    chosen,
+                    store,
+                    id_kind=self._serving.id_kind,
+                    engine=self._serving.engine,
+                    settings=self._settings,
+                    memory_bytes=self._new_share(view, chosen),
+                    heat=heat,
+                    progress=step,
+                )
+                switch_started = time.monotonic()
+                try:
+                    generation = self._switch(store, view, chosen, sealed)
+                except BaseException as error:
+                    if sealed is not None:
+                        sealed.release()
+                        if read_current(self._serving.path).number == view.generation.number:
+                            remove_segment(self._serving.path, sealed.entry.name)
+                    if isinstance(error, OSError):
+                        raise storage_error(self._serving.path, error) from error
+                    raise
+                ended = time.monotonic()
+            self._clean(store, generation)
+        report = MergeReport(
+            generation=generation.number,
+            merged=True,
+            rows=sealed.entry.count if sealed is not None else 0,
+            rows_from_delta=int(np.count_nonzero(view.rows.alive)),
+            segments_in=len(chosen),
+            bytes_written=bytes_written,
+            seconds=ended - started,
+            switch_s=ended - switch_started,
+        )
+        log.info("index.generation_merged", path=str(self._serving.path), **report.to_json())
+        return report
+
+    def _new_share(self, view: View, chosen: Sequence[SegmentView]) -> int:
+        """Budget of the segment to come: what its sources had, or all if nothing else stays."""
+        budget = self._serving.memory_bytes
+        if not budget:
+            return 0
+        shares = memory_shares(self._serving.path, view.generation.segments, budget)
+        gone = {segment.sealed.entry.name for segment in chosen}
+        kept_rows = sum(s.live_count for s in view.segments if s.sealed.entry.name not in gone)
+        if kept_rows == 0:
+            return budget
+        by_rows = budget * (view.live_count - kept_rows) // max(1, view.live_count)
+        return max(1, by_rows, sum(shares[name] for name in gone))
+
+    def _switch(
+        self,
+        store: DocumentStore,
+        view: View,
+        chosen: Sequence[SegmentView],
+        sealed: SealedSegment | None,
+    ) -> Generation:
+        """Publish the generation after ``view`` and serve it; changes wait meanwhile."""
+        frozen = view.change_offset
+        fresh = None if sealed is None else SegmentView(sealed, BitMap(), None)
+        if fresh is not None:
+            # Most of what changed since is marked before anybody has to wait.
+            fresh = fresh.without(view.delta.changed_after(frozen))
+        gone = {segment.sealed.entry.name for segment in chosen}
+        with store.writes_paused():
+            now = self._serving.view
+            if fresh is not None:
+                fresh = fresh.without(now.delta.changed_after(frozen))
+            kept = [s for s in now.segments if s.sealed.entry.name not in gone]
+            segments = (*kept, fresh) if fresh is not None else tuple(kept)
+            number = view.generation.number + 1
+            entries = tuple(write_dead(self._serving.path, number, segment) for segment in segments)
+            generation = dataclasses.replace(
+                view.generation,
+                number=number,
+                change_offset=frozen,
+                id_kind=self._serving.settled_id_kind,
+                segments=entries,
+            )
+            failpoint("merge.before_current")
+            write_current(self._serving.path, generation)
+            delta = now.delta.without(frozen)
+            switched = View(generation, segments, delta, delta.view(), now.change_offset)
+            self._serving.publish(switched)
+        for segment in chosen:
+            self._serving.release(segment.sealed)  # The generation's own reference.
+        return generation
+
+    def _clean(self, store: DocumentStore, generation: Generation) -> None:
+        """Forget what the new generation made needless; failing here loses nothing."""
+        failpoint("merge.before_purge")
+        try:
+            if len(generation.segments) <= 1:
+                store.purge_deleted(generation.change_offset)
+            if not self._settings.sealed_vectors_kept:
+                store.forget_vectors(generation.change_offset)
+            self._serving.remove_orphans(generation)
+        except (OSError, StokerError) as error:
+            log.warning("index.clean_up_failed", path=str(self._serving.path), error=str(error))
+
+    def _work(self) -> None:
+        """Link full blocks of the delta and merge, when woken, until the collection closes."""
+        while True:
+            self._wake.wait()
+            self._wake.clear()
+            if self._serving.closed:
+                return
+            try:
+                if self._is_due(self._serving.view.rows.count):
+                    self.merge()
+                else:
+                    self._link_block()
+            except MergeCancelled:
+                return
+            except Exception as error:
+                # The next change wakes this thread again; the delta's bound holds meanwhile.
+                self.failures += 1
+                log.error("index.merge_failed", path=str(self._serving.path), error=str(error))
+
+    def _link_block(self) -> None:
+        view = self._serving.view
+        if view.delta.build_block(view.rows):
+            with self._store.writes_paused():
+                now = self._serving.view
+                self._serving.publish(dataclasses.replace(now, rows=now.delta.view()))
