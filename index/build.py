@@ -185,7 +185,7 @@ def _link(
         batch = np.ascontiguousarray(vectors[start : start + _LINK_ROWS], np.float32)
         if metric == "cosine":
             lengths = np.linalg.norm(batch, axis=1, keepdims=True)
-            batch = batch / np.where(lengths > 0, lengths, 1.0)
+            batch = (batch / np.where(lengths > 0, lengths, 1.0)).astype(np.float32)
         index.add_items(batch, np.arange(start, start + len(batch)), num_threads=workers)
         if progress is not None:
             progress("link", min(start + _LINK_ROWS, count), count)

@@ -95,7 +95,8 @@ def _unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
 
 def recall_of(found: NDArray[np.int64], truth: NDArray[np.int64]) -> NDArray[np.float64]:
     """Share of each query's true rows that were found, float64, shape (nq,)."""
-    return (found[:, :, None] == truth[:, None, :]).any(axis=1).mean(axis=1)
+    met: NDArray[np.float64] = (found[:, :, None] == truth[:, None, :]).any(axis=1).mean(axis=1)
+    return met
 
 
 def _reached(recall: NDArray[np.float64]) -> float:

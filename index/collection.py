@@ -400,6 +400,11 @@ class Collection:
         with self._serving.taken() as view:
             return self._units.load(view, kind, units, sticky=sticky, deadline_s=deadline_s)
 
+    def resident_count(self, kind: str, units: NDArray[np.uint32]) -> int:
+        """Return how many of the pages that `unit_batches` named are in memory now."""
+        with self._serving.taken() as view:
+            return self._units.resident_count(view, kind, units)
+
     def resident(self) -> Residency:
         """Return what is in memory now, over all segments, from their page pools."""
         with self._serving.taken() as view:

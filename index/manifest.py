@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import numpy as np
 
+import stoker.kernels._core as _core
 from stoker.index.paged_file import PAGE_BYTES_MAX, SegmentFileCorrupt, SegmentVersionUnknown
-from stoker.kernels import _core
 
 FORMAT: Final = "stoker-segment"
 VERSION: Final = 1
@@ -153,7 +153,7 @@ class Manifest:
 
 def _crc_of(body: dict[str, Any]) -> int:
     raw = json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
-    return _core.crc32c(np.frombuffer(raw, np.uint8))
+    return int(_core.crc32c(np.frombuffer(raw, np.uint8)))
 
 
 def _from_json(body: dict[str, Any]) -> Manifest:

@@ -20,8 +20,8 @@ from typing import Any, BinaryIO, Final
 import numpy as np
 from numpy.typing import NDArray
 
+import stoker.kernels._core as _core
 from stoker.errors import CorruptError, InputError
-from stoker.kernels import _core
 
 MAGIC: Final = b"STOKERSG"
 VERSION: Final = 1

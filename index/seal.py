@@ -19,13 +19,13 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
+import stoker.kernels._core as _core
 from stoker.errors import InputError
 from stoker.index.calibration import Probe, calibrate
 from stoker.index.hnsw_graph import HnswGraph
 from stoker.index.ids import write_ids
 from stoker.index.manifest import FILES, LevelLayout, Manifest
 from stoker.index.paged_file import PagedFileInfo, PagedFileWriter, write_blob
-from stoker.kernels import _core
 
 METRICS: Final = ("ip", "cosine", "l2")
 _SEED: Final = 0x53544F4B45523031

@@ -1,7 +1,7 @@
 """A sealed segment, open: its pages in a pool, searches over them, and what can be loaded.
 
-`Segment` is mechanism: it answers, loads what it is told to load, and says what is resident. What to
-load is decided by heat that a caller hands in; see `index/README.md` for a query's whole way.
+`Segment` is mechanism: it answers, loads what it is told to load, and says what is resident. What
+to load is decided by heat that a caller hands in; see `index/README.md` for a query's whole way.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
+import stoker.kernels._core as _core
 from stoker.errors import InputError, UnavailableError
 from stoker.index.ids import IdLayout, IdTable
 from stoker.index.manifest import FILES, Calibration, Manifest
 from stoker.index.paged_file import HEADER_BYTES, PagedFile, SegmentFileCorrupt
 from stoker.index.residency import PAGE_KINDS, KindResidency, Residency
 from stoker.index.settings import IndexSettings
-from stoker.kernels import _core
 
 NO_ROW: Final = 0xFFFFFFFF
 K_MAX: Final = 1000
@@ -349,7 +349,7 @@ class Segment:
             raise InputError(f"queries: row {int(np.argmin(finite))} is not finite")
         if m.metric == "cosine":
             lengths = np.linalg.norm(array, axis=1, keepdims=True)
-            array = array / np.where(lengths > 0, lengths, 1.0)
+            array = (array / np.where(lengths > 0, lengths, 1.0)).astype(np.float32)
         return array
 
     def _width(self, k: int, ef: int | None, recall_target: float | None) -> tuple[int, float]:
@@ -541,7 +541,7 @@ class Segment:
         if kind == "vectors":
             first = rows * m.vector_record_bytes // m.page_bytes
             last = ((rows + 1) * m.vector_record_bytes - 1) // m.page_bytes
-            benefit = np.bincount(first, weights, minlength=count)
+            benefit = np.bincount(first, weights, minlength=count).astype(np.float64)
             crossing = last > first
             benefit += np.bincount(last[crossing], weights[crossing], minlength=count)
             return benefit[:count]
@@ -550,10 +550,11 @@ class Segment:
             "codes": (m.code_per_page, self._upper_codes),
             "refine": (m.refine_per_page, 0),
         }[kind]
-        benefit = np.bincount(rows // per_page, weights, minlength=count + skipped)
+        benefit = np.bincount(rows // per_page, weights, minlength=count + skipped).astype(
+            np.float64
+        )
         if kind != "refine":
-            spread = np.convolve(benefit, [0.25, 1.0, 0.25], mode="same")
-            benefit = spread
+            benefit = np.convolve(benefit, [0.25, 1.0, 0.25], mode="same")
         return benefit[skipped : skipped + count]
 
     def load_units(
@@ -605,17 +606,29 @@ class Segment:
             totals["bytes_read"] += self.ids.load()
         return LoadCounts(**totals, seconds=time.monotonic() - started)
 
+    def resident_count(self, kind: str, units: NDArray[np.uint32]) -> int:
+        """How many of the given pages of a kind are in memory now, from the pool's tables."""
+        self._require_open()
+        state = self._kind_state(kind)
+        wanted = np.asarray(units, np.int64)
+        known = state[wanted[wanted < len(state)]]
+        return int(np.count_nonzero((known == 1) | (known == 2)))
+
+    def _kind_state(self, kind: str) -> NDArray[np.uint8]:
+        """The pool's byte for each page of a kind: 1 resident, 2 sticky, 3 quarantined."""
+        parts = [
+            np.asarray(self._pool.residency(self._stores[store]))[first : first + count]
+            for store, first, count in self._kind_pages(kind)
+        ]
+        return np.concatenate([np.empty(0, np.uint8), *parts])
+
     def resident(self) -> Residency:
         """What is in memory now, from the page pool's tables."""
         self._require_open()
         m = self.manifest
-        tables = {part: self._pool.residency(store) for part, store in self._stores.items()}
         kinds = []
         for kind in PAGE_KINDS:
-            state = np.concatenate(
-                [np.empty(0, np.uint8)]
-                + [tables[store][a : a + n] for store, a, n in self._kind_pages(kind)]
-            )
+            state = self._kind_state(kind)
             kinds.append(
                 KindResidency(
                     kind=kind,
@@ -627,8 +640,10 @@ class Segment:
                 )
             )
         levels = []
-        for level in m.levels if m.count else ():
-            state = tables["links"][level.first_page : level.first_page + level.page_count]
+        links = np.asarray(self._pool.residency(self._stores["links"])) if m.count else None
+        for level in m.levels if links is not None else ():
+            assert links is not None
+            state = links[level.first_page : level.first_page + level.page_count]
             levels.append(float(np.mean((state == 1) | (state == 2))) if len(state) else 1.0)
         return Residency(
             kinds=tuple(kinds),

@@ -150,6 +150,12 @@ class UnitNumbers:
         totals["not_reached"] += int(np.asarray(units).size) - asked
         return LoadCounts(**totals, seconds=time.monotonic() - started)
 
+    def resident_count(self, view: View, kind: str, units: NDArray[np.uint32]) -> int:
+        """Return how many of these pages are in memory now."""
+        return sum(
+            sealed.segment.resident_count(kind, pages) for sealed, pages in self.split(view, units)
+        )
+
 
 def _heat_keys(heat: Mapping[Any, float], id_kind: IdKind) -> tuple[list[Key], NDArray[np.float32]]:
     """Return documents and weights; heat may know them by (tenant, chunk id) or by id alone."""

@@ -70,6 +70,19 @@ def configure_logging(
     root.setLevel(max(_LEVELS[level], logging.WARNING))
 
 
+def configure_quietly() -> None:
+    """Where the host program configured nothing: warnings and errors only, to standard error.
+
+    Unconfigured, structlog prints every line to standard output, which is not a library's to use.
+    """
+    if not structlog.is_configured():
+        structlog.configure(
+            wrapper_class=structlog.make_filtering_bound_logger(_LEVELS["warning"]),
+            logger_factory=structlog.WriteLoggerFactory(sys.stderr),
+            cache_logger_on_first_use=False,
+        )
+
+
 def mask_secrets(
     _logger: Any, _method: str, event: MutableMapping[str, Any]
 ) -> MutableMapping[str, Any]:
@@ -81,4 +94,9 @@ def mask_secrets(
 
 
 def _dumps(value: Any, **_: Any) -> str:
-    return orjson.dumps(value, default=str, option=orjson.OPT_SERIALIZE_NUMPY).decode()
+    try:
+        return orjson.dumps(
+            value, default=str, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
+        ).decode()
+    except TypeError:  # an integer beyond 64 bits, say: a log line must never stop the work
+        return orjson.dumps({key: str(item) for key, item in value.items()}).decode()

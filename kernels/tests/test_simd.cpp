@@ -1,0 +1,87 @@
+// Every instruction set against the portable table, on random and extreme codes.
+#include <cmath>
+#include <random>
+#include <vector>
+
+#include "check.hpp"
+#include "stoker/simd.hpp"
+
+using namespace stoker;
+
+namespace {
+
+void compare(const Kernels& table, std::mt19937& rng) {
+  const Kernels& reference = portable_kernels();
+  for (const std::size_t blocks : {1u, 2u, 3u, 4u, 5u, 6u, 9u, 64u}) {
+    std::vector<std::int8_t> q8(blocks * kBlockDims);
+    std::vector<std::int16_t> q16(blocks * kBlockDims);
+    std::vector<std::uint8_t> high(7 * blocks * kBlockBytes);
+    std::vector<std::uint8_t> low(high.size());
+    for (const bool extreme : {false, true}) {
+      for (auto& v : q8) v = static_cast<std::int8_t>(extreme ? 127 : static_cast<int>(rng() % 255) - 127);
+      for (auto& v : q16) v = static_cast<std::int16_t>(extreme ? 8191 : static_cast<int>(rng() % 16383) - 8191);
+      for (auto& v : high) v = static_cast<std::uint8_t>(extreme ? 0xFF : rng());
+      for (auto& v : low) v = static_cast<std::uint8_t>(extreme ? 0xFF : rng());
+      std::vector<const std::uint8_t*> pointers;
+      for (std::size_t i = 0; i < 7; ++i) pointers.push_back(high.data() + i * blocks * kBlockBytes);
+      std::vector<std::int32_t> expected(7);
+      std::vector<std::int32_t> found(7);
+      reference.dot_code4(q8.data(), blocks, pointers.data(), 7, expected.data());
+      table.dot_code4(q8.data(), blocks, pointers.data(), 7, found.data());
+      CHECK(expected == found);
+      CHECK(reference.dot_code8(q16.data(), blocks, high.data(), low.data()) ==
+            table.dot_code8(q16.data(), blocks, high.data(), low.data()));
+    }
+  }
+  for (std::size_t dim = 1; dim <= 200; ++dim) {
+    std::vector<float> a(dim);
+    std::vector<float> b(dim);
+    std::vector<std::uint16_t> h(dim);
+    std::normal_distribution<float> normal;
+    double dot = 0, l2 = 0, dot16 = 0, l216 = 0, size = 0;
+    for (std::size_t i = 0; i < dim; ++i) {
+      a[i] = normal(rng);
+      b[i] = normal(rng);
+      h[i] = float_to_half(b[i]);
+      const double y = half_to_float(h[i]);
+      dot += static_cast<double>(a[i]) * b[i];
+      l2 += (static_cast<double>(a[i]) - b[i]) * (static_cast<double>(a[i]) - b[i]);
+      dot16 += a[i] * y;
+      l216 += (a[i] - y) * (a[i] - y);
+      size += std::fabs(static_cast<double>(a[i]) * b[i]);
+    }
+    const double tolerance = 1e-5 * (1 + size + l2);
+    CHECK(std::fabs(table.dot_f32(a.data(), b.data(), dim) - dot) < tolerance);
+    CHECK(std::fabs(table.l2_f32(a.data(), b.data(), dim) - l2) < tolerance);
+    CHECK(std::fabs(table.dot_f16(a.data(), h.data(), dim) - dot16) < tolerance);
+    CHECK(std::fabs(table.l2_f16(a.data(), h.data(), dim) - l216) < tolerance);
+  }
+}
+
+void halves_round_trip() {
+  for (std::uint32_t bits = 0; bits < 65536; ++bits) {
+    const auto half = static_cast<std::uint16_t>(bits);
+    const float value = half_to_float(half);
+    if (std::isnan(value)) {
+      CHECK(std::isnan(half_to_float(float_to_half(value))));
+    } else {
+      CHECK(float_to_half(value) == half);
+    }
+  }
+}
+
+}  // namespace
+
+int main() {
+  const unsigned seed = 20260101;
+  std::printf("seed %u, best table %s\n", seed, kernels().name);
+  std::mt19937 rng(seed);
+  compare(portable_kernels(), rng);
+  for (const Kernels* table : {avx2_kernels(), avx512_kernels(), neon_kernels()}) {
+    if (table == nullptr) continue;
+    std::printf("comparing %s\n", table->name);
+    compare(*table, rng);
+  }
+  halves_round_trip();
+  return 0;
+}
