@@ -408,7 +408,7 @@ class Segment:
         walk_mean = np.where(facts["scanned"], 1.0, mean)
         whole = skipped == 0
         return SegmentHits(
-            rows=np.where(found, rows, -1).astype(np.int64),
+            rows=np.where(found, rows.astype(np.int64), -1),
             scores=np.where(found, scores, np.nan).astype(np.float32),
             completeness=completeness.astype(np.float32),
             recall_bound=np.where(
