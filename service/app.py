@@ -239,7 +239,7 @@ async def serve(
     listening: Callable[[str, int], None],
     stop: asyncio.Event | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT (or ``stop``), then drain. Closes the engine.
+    """Start the engine and serve until SIGTERM or SIGINT (or ``stop``), then drain and close it.
 
     Args:
         listening: Called once with the host and the real port, when the port is open.
@@ -252,6 +252,7 @@ async def serve(
         await runner.setup()
         site = web.TCPSite(runner, settings.host, settings.port, reuse_address=True)
         await site.start()
+        engine.start()  # after the port is ours: a server that cannot listen has nothing to warm
         for signal_number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signal_number, stop.set)
         listening(settings.host, _port_of(runner))

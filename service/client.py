@@ -113,11 +113,13 @@ class _Base:
         return {**self._headers, "Content-Type": call.content_type}
 
     def _unreachable(self, error: BaseException) -> ServerUnreachable:
-        return ServerUnreachable(
+        failure = ServerUnreachable(
             f"{self.url}: {error or type(error).__name__}",
             where=self.url,
             action="check that the server runs and that the URL is right",
         )
+        failure.__cause__ = error
+        return failure
 
     def _search(self, deadline_ms: int | None, members: Mapping[str, Any]) -> Call[SearchAnswer]:
         if deadline_ms is None:
@@ -322,6 +324,9 @@ class Client(_Base):
             connection.close()
             raise
         headers = {name.lower(): value for name, value in response.getheaders()}
+        # `read1` leaves a response open that was read to its end; the connection could then not
+        # be used again. This closes the response only, the connection stays.
+        response.close()
         if response.will_close:
             connection.close()
         else:

@@ -78,7 +78,7 @@ _EVENT_CHUNKS = 1_000
 
 
 class ServingIndex(Protocol):
-    """What the engine needs of an index; `stoker.service.embedded.Index` is one."""
+    """What the engine needs of an index; `service.collection_index.CollectionIndex` is one."""
 
     @property
     def dim(self) -> int: ...
@@ -117,7 +117,6 @@ class ServingIndex(Protocol):
     ) -> int: ...
     def delete(self, ids: Sequence[int | str], tenant: str) -> int: ...
     def warm_sources(self) -> Sequence[WarmSource]: ...
-    def page_counts(self) -> tuple[int, int]: ...
     def resident(self) -> Residency: ...
     def close(self) -> None: ...
 
@@ -649,14 +648,17 @@ class Engine:
         """The receipt of the last warm-up of this engine."""
         return self._warmup.receipt
 
+    def demand(self) -> Mapping[tuple[str, str], float]:
+        """Return the decayed access count by (tenant, chunk id); empty where no heat is kept."""
+        heat = self._parts.heat
+        return {} if heat is None else heat.demand(self._wall())
+
     def _demand_for_warmup(self) -> Mapping[tuple[str, str], float]:
         heat = self._parts.heat
-        if heat is None:
-            return {}
-        if heat.sink.key_count == 0:
+        if heat is not None and heat.sink.key_count == 0:
             # A new replica: the log holds what the old one knew.
             heat.wait_caught_up(self.config.service.heat_wait_s)
-        return heat.demand(self._wall())
+        return self.demand()
 
     def _note_receipt(self, receipt: Receipt) -> None:
         metrics = self.metrics

@@ -19,10 +19,10 @@ from pathlib import Path
 import structlog
 
 from stoker.errors import InputError, StokerError, UnavailableError
-from stoker.index.collection import WriterBusy
+from stoker.index.collection import Collection
+from stoker.index.serving import WriterBusy
 from stoker.kvcache.lookup import LookupReuse
-from stoker.service.embedded import Index
-from stoker.service.embedded import open as open_index
+from stoker.service.collection_index import CollectionIndex
 from stoker.service.engine import Engine, Parts
 from stoker.service.event_wiring import consumer_group, open_event_log
 from stoker.service.heat_keeper import HeatKeeper
@@ -99,6 +99,7 @@ def open_engine(
             receipt_path=state_dir / RECEIPT_NAME,
             closed=lambda: os.close(lock),
         )
+        index.heat_from(engine.demand)
         undo.pop_all()
     log.info(
         "service.engine_opened",
@@ -136,23 +137,22 @@ def open_text_model(settings: ServiceSettings, dim: int) -> TextModel:
     return TextModel(embedder, dim=dim)
 
 
-def _open_index(path: Path, config: StokerConfig) -> tuple[Index, str]:
+def _open_index(path: Path, config: StokerConfig) -> tuple[CollectionIndex, str]:
     """Open the index as `service.writes` says; returns why it takes no writes, or ""."""
     writes = config.service.writes
-    memory_bytes = config.index.memory_bytes or None
     if writes == "off":
-        return open_index(path, memory_bytes=memory_bytes, mode="r"), "off: service.writes is off"
+        return CollectionIndex(Collection(path, "r", settings=config.index)), "off: read-only"
     try:
-        return open_index(path, memory_bytes=memory_bytes, mode="rw"), ""
+        return CollectionIndex(Collection(path, "rw", settings=config.index)), ""
     except (WriterBusy, InputError) as error:
         if writes == "on":
             raise
         try:
-            index = open_index(path, memory_bytes=memory_bytes, mode="r")
+            collection = Collection(path, "r", settings=config.index)
         except StokerError:
             raise error from None
         log.warning("service.writes_off", reason=str(error))
-        return index, f"off: {error}"
+        return CollectionIndex(collection), f"off: {error}"
 
 
 def _lock_state(state_dir: Path) -> int:

@@ -130,9 +130,6 @@ class BruteIndex:
     def warm_sources(self) -> list[Any]:
         return [self.source]
 
-    def page_counts(self) -> tuple[int, int]:
-        return 90, 10
-
     def resident(self) -> Residency:
         kinds = (KindResidency("links", 10, 4, 0, 0, 4096),)
         return Residency(kinds, (0.4,), 40_960, 16_384, 1 << 20)

@@ -40,6 +40,14 @@ def test_a_line_is_one_json_object() -> None:
     assert record["timestamp"].endswith("Z")
 
 
+def test_no_value_can_stop_a_line() -> None:
+    def write(log: Any) -> None:
+        log.info("service.a_b", offsets={0: 1}, wide=1 << 70, odd=object(), folder=b"\xff")
+
+    (line,) = lines("json", write)
+    assert json.loads(line)["event"] == "service.a_b"
+
+
 def test_levels_are_filtered() -> None:
     def write(log: Any) -> None:
         log.debug("service.a_b")
