@@ -30,6 +30,10 @@ NO_ROW: Final = 0xFFFFFFFF
 K_MAX: Final = 1000
 # Frames that the pool keeps beyond a small budget, so that a query's reads have somewhere to land.
 _BUDGET_PAGES_MIN: Final = 64
+# What a walk looks at per answer that it gives, about half of it near the answer and half anywhere:
+# measured at the widths that targets of 0.95 to 0.99 take.
+_CODES_PER_ANSWER: Final = 30.0
+_LINKS_PER_ANSWER: Final = 4.0
 _STAGES: Final = {"upper": 0, "links": 1, "codes": 1, "refine": 2, "vectors": 3}
 
 log = structlog.get_logger(__name__)
@@ -322,7 +326,9 @@ class Segment:
             return self._nothing(count, k)
         width, walk_share = self._width(k, ef, recall_target)
         target = self._settings.recall_target if recall_target is None else recall_target
-        rerank = 0.98 if recall_target is None and ef is not None else target / walk_share
+        # The target is a mean over queries. A query reads when its own expectation is more than
+        # twice as far from perfect as the mean may be; the others make up for what it may lose.
+        rerank = 1.0 - 2.0 * max(1.0 - target / walk_share, 0.0)
         rerank = min(max(rerank, 0.0), 0.9999)
         rows, scores, facts = self._native.search(
             queries,
@@ -362,8 +368,8 @@ class Segment:
             at = int(np.searchsorted(calibration.ef, ef / scale, side="right")) - 1
             return ef, max(calibration.recall_mean[max(at, 0)], 0.5)
         target = self._settings.recall_target if recall_target is None else recall_target
-        # Half of what may be lost is left to the walk, half to the re-rank.
-        wanted = 1.0 - (1.0 - target) / 2.0
+        # A quarter of what may be lost is left to the walk: width costs little, reads cost much.
+        wanted = 1.0 - (1.0 - target) / 4.0
         for width, mean in zip(calibration.ef, calibration.recall_mean, strict=True):
             if mean >= wanted:
                 return max(int(np.ceil(width * scale)), k), mean
@@ -503,9 +509,11 @@ class Segment:
                 None (or all zero) means that nothing is known: pages then come in file order,
                 which is the order of heat and locality at sealing.
 
-        A page's benefit is the heat of the rows that lie on it. A walk also passes through a hot
-        row's neighbors, so links and codes get half of each row's heat spread over the page's
-        file neighbors, which are its graph neighbors by construction.
+        A page's benefit is the number of times that the expected demand looks at it. Second codes
+        and vectors are looked at for the answers alone. Links and codes are looked at by the walk:
+        half of that falls on the answer's own page and those beside it in the file, which are its
+        graph neighbors by construction, and half anywhere. So every page of the navigation set is
+        worth having, and the hot ones are worth having first.
         """
         self._require_open()
         m = self.manifest
@@ -554,7 +562,9 @@ class Segment:
             np.float64
         )
         if kind != "refine":
-            benefit = np.convolve(benefit, [0.25, 1.0, 0.25], mode="same")
+            looks = (_CODES_PER_ANSWER if kind == "codes" else _LINKS_PER_ANSWER) / 2
+            near = np.convolve(benefit, [0.25, 0.5, 0.25], mode="same")
+            benefit = looks * (near + total / len(benefit))
         return benefit[skipped : skipped + count]
 
     def load_units(
