@@ -10,6 +10,8 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 .DELETE_ON_ERROR:
+# Two installers in one environment would trip over each other.
+.NOTPARALLEL:
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -29,7 +31,7 @@ BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 STEP := .ci/step
 
-# An unset value and `kernels` on the path would shadow other people's packages (PACKAGING, trap 5).
+# With the checkout on the path, its `kernels` and `index` would stand in for other people's packages.
 export PYTHONSAFEPATH := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONUNBUFFERED := 1
@@ -214,6 +216,6 @@ $(LLM_STAMP): $(VENV_STAMP)
 # Its packages come first (demo), or pip would fetch them in the course of the build.
 $(NATIVE_STAMP): $(BUILD_STAMP) | $(DEMO_STAMP)
 	@PATH="$(abspath $(BIN)):$$PATH" $(STEP) $(STAMPS)/native.log "native core (C++17, $(CXX))" \
-	    $(BIN)/python -m pip install $(PIP_ARGS) --no-build-isolation --no-deps -e .
+	    $(BIN)/python -m pip install -v $(PIP_ARGS) --no-build-isolation --no-deps -e .
 	@rm -f $(STAMPS)/native-*
 	@touch $@
