@@ -109,12 +109,12 @@ def _search_segment(
     id_kind: IdKind,
     started: float,
 ) -> _Part | None:
-    allow = segment.alive_bits
-    if question.node is not None:
-        allow, allowed_count = segment.sealed.mask(question.node, segment.dead, store, id_kind)
-        if allowed_count == 0:
-            return None
-    elif segment.live_count == 0:
+    node = question.node
+    decided = True if node is None else segment.sealed.decided(node)
+    allow, allowed_count = segment.alive_bits, segment.live_count if decided else 0
+    if node is not None and decided is None:
+        allow, allowed_count = segment.sealed.mask(node, segment.dead, store, id_kind)
+    if allowed_count == 0:
         return None
     left = None
     if question.deadline_s is not None:

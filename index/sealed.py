@@ -14,7 +14,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import numpy as np
 import structlog
@@ -27,7 +27,7 @@ from stoker.index.document_values import DEFAULT_TENANT, SEPARATOR
 from stoker.index.documents import DocumentStore
 from stoker.index.exact import Metric
 from stoker.index.filter_index import FilterIndex
-from stoker.index.filters import Fields, Filter, flatten
+from stoker.index.filters import Equal, Fields, Filter, flatten, parse_filter
 from stoker.index.generation import FILTERS_NAME, IdKind, Naming, SegmentEntry
 from stoker.index.residency import Residency
 from stoker.index.settings import IndexSettings
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 _SELECTIONS_KEPT_MAX: Final = 64
 _ROWS_STEP: Final = 4_096
+
+_DEFAULT_TENANT_ONLY: Final = cast(Equal, parse_filter({"tenant": DEFAULT_TENANT}))
 
 log = structlog.get_logger(__name__)
 
@@ -197,6 +199,20 @@ class SealedSegment:
         return found.astype(np.int64) if id_kind == "int" else found
 
     # -- filters ---------------------------------------------------------------------------
+
+    def decided(self, node: Filter) -> bool | None:
+        """Say whether every row passes ``node``, or none does; None where it depends on the row.
+
+        Every served search carries a filter of its tenant. In a segment of plain names all rows
+        are the default tenant's, so that one needs no filter index: building it would read every
+        document before a cold replica's first answer.
+        """
+        if self.entry.naming == "plain" and isinstance(node, Equal):
+            if node == _DEFAULT_TENANT_ONLY:
+                return True
+            if node.field == _DEFAULT_TENANT_ONLY.field:
+                return ("s", DEFAULT_TENANT) in node.values
+        return None
 
     def mask(
         self, node: Filter, dead: BitMap, store: DocumentStore | None, id_kind: IdKind

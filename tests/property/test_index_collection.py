@@ -150,6 +150,9 @@ class CollectionMachine(RuleBasedStateMachine):
             {"tenant": tenant, "year": {"gte": year}},
             lambda key, data: key[0] == tenant and data.get("year", -1) >= year,
         )
+        self.compare_search(
+            self.collection, vector, k, {"tenant": tenant}, lambda key, data: key[0] == tenant
+        )
 
     def compare_search(
         self, collection: Collection, query: Any, k: int, expression: Any, holds: Any
