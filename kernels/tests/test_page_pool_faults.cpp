@@ -176,7 +176,7 @@ void test_deadline_leaves_the_read_to_the_pool() {
       CHECK(scene.fetch({0, 1}).status(0) == PageStatus::ok);
       Faults faults;
       faults.demand_delay = milliseconds(200);
-      const PinnedPages pinned = scene.fetch({0, 10, 1, 20, 21, 22}, Clock::now());
+      PinnedPages pinned = scene.fetch({0, 10, 1, 20, 21, 22}, Clock::now());
       CHECK(pinned.status(0) == PageStatus::ok && pinned.status(2) == PageStatus::ok);
       for (const std::size_t i : {1u, 3u, 4u, 5u}) {
         CHECK(pinned.status(i) == PageStatus::deadline && pinned.data(i) == nullptr);
@@ -186,7 +186,7 @@ void test_deadline_leaves_the_read_to_the_pool() {
       scene.pool->check();
       // Whoever comes next waits for the read that is still out, and starts none.
       faults.demand_delay = milliseconds(0);
-      const PinnedPages joined = scene.fetch({10, 20, 21, 22});
+      PinnedPages joined = scene.fetch({10, 20, 21, 22});
       for (std::size_t i = 0; i < 4; ++i) {
         CHECK(joined.status(i) == PageStatus::ok);
       }
@@ -194,6 +194,11 @@ void test_deadline_leaves_the_read_to_the_pool() {
       CHECK_EQ(joined.reads(), 0u);
       CHECK_EQ(scene.pool->stats().demand_reads, 3u);
       scene.pool->check();
+      // Those who gave up waiting hold no pin.
+      joined.release();
+      pinned.release();
+      const std::vector<PageNumber> pages = numbers(0, 23);
+      CHECK_EQ(scene.pool->evict(scene.store, pages.data(), pages.size()), 6u);
     }
   }
 }

@@ -33,6 +33,7 @@ struct ModelStore {
 struct Held {
   PinnedPages pages;
   std::vector<PageRef> wanted;
+  std::vector<bool> in_frame;   // not in a private buffer
 };
 
 class Model {
@@ -120,8 +121,7 @@ class Model {
   bool pinned(StoreId store, PageNumber page) const {
     for (const Held& held : held_) {
       for (std::size_t i = 0; i < held.wanted.size(); ++i) {
-        if (held.wanted[i].store == store && held.wanted[i].page == page &&
-            held.pages.status(i) == PageStatus::ok) {
+        if (held.wanted[i].store == store && held.wanted[i].page == page && held.in_frame[i]) {
           return true;
         }
       }
@@ -151,8 +151,17 @@ class Model {
       ModelStore& store = store_of(wanted.store);
       if (store.damaged.count(wanted.page) > 0) store.known_damaged.insert(wanted.page);
     }
+    for (std::size_t i = 0; i < held.wanted.size(); ++i) {
+      held.in_frame.push_back(held.pages.data(i) != nullptr && peek(held.wanted[i]) ==
+                                                                   held.pages.data(i));
+    }
     verify(held);
     if (below(3) == 0 && held_.size() < 4) held_.push_back(std::move(held));
+  }
+
+  const std::byte* peek(const PageRef& page) const {
+    const PagePool::ReadGuard guard(*pool_);
+    return pool_->view(page.store).peek(page.page);
   }
 
   void verify(const Held& held) {
@@ -168,6 +177,7 @@ class Model {
       } else {
         CHECK(held.pages.status(i) == PageStatus::ok);
         CHECK(page_matches(held.pages.data(i), page_bytes_, store->salt, wanted.page));
+        if (held.in_frame[i]) CHECK(peek(wanted) == held.pages.data(i));
       }
     }
   }
@@ -217,18 +227,15 @@ class Model {
     const Resident before = residency();
     std::uint64_t expected = 0;
     for (const PageNumber page : pages) {
-      if (before.at(store.id)[page] == 1 && !in_pinned_frame(store.id, page)) ++expected;
+      if (before.at(store.id)[page] == 1 && !pinned(store.id, page)) ++expected;
     }
     const std::uint64_t evicted = pool_->evict(store.id, pages.data(), pages.size());
-    // A pin may be on a private buffer, whose page another fetch has since made resident.
-    CHECK(evicted >= expected);
+    CHECK_EQ(evicted, expected);
     const Resident after = residency();
     for (const PageNumber page : pages) {
-      if (!in_pinned_frame(store.id, page)) CHECK(after.at(store.id)[page] != 1);
+      if (!pinned(store.id, page)) CHECK(after.at(store.id)[page] != 1);
     }
   }
-
-  bool in_pinned_frame(StoreId store, PageNumber page) const { return pinned(store, page); }
 
   void unstick() {
     ModelStore& store = any_store();
