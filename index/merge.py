@@ -186,7 +186,8 @@ def build_merged(
             raise
         return sealed, folder_bytes(target)
     except BaseException as error:
-        shutil.rmtree(target, ignore_errors=True)
+        for leftover in (target, *target.parent.glob(f".{name}.*")):
+            shutil.rmtree(leftover, ignore_errors=True)
         (folder / FILTERS_NAME / name).unlink(missing_ok=True)
         if isinstance(error, OSError):
             raise storage_error(target, error) from error
