@@ -405,6 +405,15 @@ class Collection:
         with self._serving.taken() as view:
             return self._units.resident_count(view, kind, units)
 
+    def page_counts(self) -> tuple[int, int]:
+        """Return how often searches found a record's page in memory, and how often not.
+
+        Of the segments that serve now: after a merge the counts start anew for the merged ones.
+        """
+        with self._serving.taken() as view:
+            counts = [segment.sealed.segment.page_counts() for segment in view.segments]
+        return sum(hits for hits, _ in counts), sum(misses for _, misses in counts)
+
     def resident(self) -> Residency:
         """Return what is in memory now, over all segments, from their page pools."""
         with self._serving.taken() as view:

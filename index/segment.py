@@ -124,6 +124,7 @@ class Segment:
         self._settings = settings
         self._closed = False
         self._lock = threading.Lock()
+        self._page_hits = self._page_misses = 0
         ids = IdLayout(manifest.id_kind, manifest.id_by_row_dtype, manifest.id_text_bytes)
         self.ids = IdTable(path / FILES["ids"], ids, manifest.count)
         self._check_crc("ids", self.ids._file)
@@ -343,7 +344,23 @@ class Segment:
             allow=allow,
             threads=self._threads(count),
         )
+        self._count_accesses(facts)
         return self._to_hits(rows, scores, facts, k, width)
+
+    def _count_accesses(self, facts: Any) -> None:
+        looked_at = sum(int(facts[n].sum()) for n in ("expanded", "evaluated", "refined", "exact"))
+        missed = sum(int(facts[name].sum()) for name in ("pages_read", "skipped", "damaged"))
+        with self._lock:
+            self._page_hits += max(0, looked_at - missed)
+            self._page_misses += missed
+
+    def page_counts(self) -> tuple[int, int]:
+        """How often searches so far found the page of a record in memory, and how often not.
+
+        A page that is read serves the query's other records on it, which then count as found.
+        """
+        with self._lock:
+            return self._page_hits, self._page_misses
 
     def _checked_queries(self, queries: NDArray[Any]) -> NDArray[np.float32]:
         m = self.manifest

@@ -130,6 +130,10 @@ class CollectionIndex:
         """Return how many of these pages are in memory now; see `Collection.resident_count`."""
         return self._collection.resident_count(kind, units)
 
+    def page_counts(self) -> tuple[int, int]:
+        """Return (hits, misses) of searches so far; see `Collection.page_counts`."""
+        return self._collection.page_counts()
+
     def total_bytes(self) -> int:
         """Return the bytes of all pages."""
         return self._collection.total_bytes()

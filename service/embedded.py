@@ -125,6 +125,10 @@ class Index:
             self._source, _content_keys(heat), budget_bytes=budget_bytes, deadline_s=deadline_s
         )
 
+    def page_counts(self) -> tuple[int, int]:
+        """How often searches found a record's page in memory, and how often not."""
+        return self._collection.page_counts()
+
     def resident(self) -> Residency:
         """What is in memory now, per layer and kind, read from the page pool."""
         return self._collection.resident()

@@ -117,6 +117,7 @@ class ServingIndex(Protocol):
     ) -> int: ...
     def delete(self, ids: Sequence[int | str], tenant: str) -> int: ...
     def warm_sources(self) -> Sequence[WarmSource]: ...
+    def page_counts(self) -> tuple[int, int]: ...
     def resident(self) -> Residency: ...
     def close(self) -> None: ...
 
@@ -181,6 +182,7 @@ class Engine:
         self._warmup = WarmupRunner(
             parts.index.warm_sources,
             self._demand_for_warmup,
+            parts.index.page_counts,
             settings=config.prefetch,
             receipt_path=receipt_path,
             finished=self._note_receipt,
@@ -358,6 +360,7 @@ class Engine:
         self.metrics.search_seconds.observe(self._monotonic() - mark)
         self.metrics.search_pages.observe(int(hits.pages_read))
         self.metrics.read_bytes.inc(int(hits.bytes_read))
+        self._warmup.measure()
         return hits
 
     def _results(

@@ -46,6 +46,7 @@ class WarmupRunner:
         self,
         sources: Callable[[], Sequence[WarmSource]],
         demand: Callable[[], Mapping[ContentKey, float]],
+        page_counts: Callable[[], tuple[int, int]],
         *,
         settings: PrefetchSettings,
         receipt_path: Path | None,
@@ -56,11 +57,13 @@ class WarmupRunner:
         Args:
             sources: Gives the rooms to warm, as they are when a warm-up starts.
             demand: Gives the heat; called in the warm-up's thread.
+            page_counts: Gives (hits, misses) of the searches so far.
             receipt_path: Where the last receipt is kept; None keeps it in memory only.
             finished: Called with each receipt, in the warm-up's thread.
         """
         self._sources = sources
         self._demand = demand
+        self._page_counts = page_counts
         self._settings = settings
         self._receipt_path = receipt_path
         self._finished = finished
@@ -72,8 +75,7 @@ class WarmupRunner:
         self._mark: StageMark | None = None
         self._receipt: Receipt | None = None
         self._error = ""
-        self._hits = self._accesses = 0
-        self._measuring = False
+        self._measure_from: tuple[int, int] | None = None
 
     @property
     def receipt(self) -> Receipt | None:
@@ -113,7 +115,7 @@ class WarmupRunner:
             self._state = "running"
             self._mark = None
             self._error = ""
-            self._measuring = False
+            self._measure_from = None
             self._done.clear()
             self._thread = threading.Thread(
                 target=self._run,
@@ -151,18 +153,24 @@ class WarmupRunner:
                 error=self._error,
             )
 
-    def observe(self, hits: int, accesses: int) -> None:
-        """Count page accesses of a search after the warm-up, for the measured hit ratio."""
+    def measure(self) -> None:
+        """Add the measured hit ratio to the receipt, once enough searches have followed it."""
+        since = self._measure_from
+        if since is None:
+            return
+        counts = self._page_counts()
+        hits, misses = counts[0] - since[0], counts[1] - since[1]
+        if hits < 0 or misses < 0:  # a merge put new segments in the place of those counted
+            self._measure_from = counts
+            return
+        if hits + misses < _MEASURED_ACCESSES:
+            return
         with self._lock:
-            if not self._measuring or accesses <= 0:
+            if self._measure_from is not since or self._receipt is None:
                 return
-            self._hits += hits
-            self._accesses += accesses
-            if self._accesses < _MEASURED_ACCESSES or self._receipt is None:
-                return
-            self._measuring = False
-            ratio = min(1.0, self._hits / self._accesses)
-            receipt = self._receipt.with_measured(ratio, accesses=self._accesses)
+            self._measure_from = None
+            ratio = hits / (hits + misses)
+            receipt = self._receipt.with_measured(ratio, accesses=hits + misses)
             self._receipt = receipt
         log.info(
             "service.warmup_measured",
@@ -211,8 +219,7 @@ class WarmupRunner:
             self._error = error
             if receipt is not None:
                 self._receipt = receipt
-                self._hits = self._accesses = 0
-                self._measuring = True
+                self._measure_from = self._page_counts()
         if receipt is not None:
             self._finished(receipt)
             self._keep(receipt)

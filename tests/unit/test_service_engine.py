@@ -130,6 +130,9 @@ class BruteIndex:
     def warm_sources(self) -> list[Any]:
         return [self.source]
 
+    def page_counts(self) -> tuple[int, int]:
+        return 900 * self.searches, 100 * self.searches
+
     def resident(self) -> Residency:
         kinds = (KindResidency("links", 10, 4, 0, 0, 4096),)
         return Residency(kinds, (0.4,), 40_960, 16_384, 1 << 20)
@@ -525,6 +528,27 @@ def test_a_warm_up_loads_by_heat_and_its_receipt_opens_readiness(tmp_path: Path)
     assert again.parts.heat is not None
     assert again.parts.heat.sink.key_count == 1
     again.engine.close()
+
+
+def test_the_hit_ratio_that_searches_saw_is_added_to_the_receipt(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.put("a", "x")
+    bench.find()  # before the warm-up: does not count
+    bench.engine.start_warm(WarmupRequest(None, None, everything=False, wait=False))
+    bench.engine.wait_warm(60.0)
+    for _ in range(19):
+        bench.find()
+    assert bench.engine.receipt is not None
+    assert bench.engine.receipt.measured_hit_ratio is None
+    bench.find()
+    assert bench.engine.receipt.measured_hit_ratio == pytest.approx(0.9)
+    assert bench.engine.receipt.measured_accesses == 20_000
+    kept = read_receipt(tmp_path / "receipt.json")
+    assert kept is not None
+    assert kept.measured_hit_ratio == pytest.approx(0.9)
+    page = bench.engine.metrics_page().decode()
+    assert "stoker_prefetch_measured_hit_ratio 0.9" in page
+    bench.engine.close()
 
 
 def test_one_warm_up_at_a_time_and_closing_stops_it(tmp_path: Path) -> None:
