@@ -28,8 +28,14 @@ from stoker.index.settings import IndexSettings
 
 NO_ROW: Final = 0xFFFFFFFF
 K_MAX: Final = 1000
+# From this target on, answers are scored by full vectors, reading those that are not resident.
+EXACT_TARGET: Final = 0.99
 # Frames that the pool keeps beyond a small budget, so that a query's reads have somewhere to land.
 _BUDGET_PAGES_MIN: Final = 64
+# Error of each plane's estimate, times the root of the dimension, for segments too small to measure:
+# the upper end of what was measured between 64 and 768 dimensions.
+_CODE_ERROR: Final = 0.12
+_REFINE_ERROR: Final = 0.01
 # What a walk looks at per answer that it gives, about half of it near the answer and half anywhere:
 # measured at the widths that targets of 0.95 to 0.99 take.
 _CODES_PER_ANSWER: Final = 30.0
@@ -217,8 +223,8 @@ class Segment:
             count=m.count,
             l2=m.metric == "l2",
             entry_row=m.entry_row,
-            code_error=calibration.code_error if calibration else 0.0,
-            refine_error=calibration.refine_error if calibration else 0.0,
+            code_error=calibration.code_error if calibration else _CODE_ERROR / m.dim**0.5,
+            refine_error=calibration.refine_error if calibration else _REFINE_ERROR / m.dim**0.5,
         )
         layout.set_links(self._stores["links"])
         for level in m.levels:
@@ -303,8 +309,9 @@ class Segment:
             queries: float32, shape (nq, dim), finite. For cosine they need not be unit length.
             k: 1 to 1,000.
             ef: Width of the walk; None takes the smallest that met the target at calibration.
-            recall_target: Recall@k aimed at, 0 to 1; None means the setting. It decides the width
-                (unless ``ef`` is given) and how much is read to settle the answer.
+            recall_target: Recall@k aimed at in the mean, 0 to 1; None means the setting. It decides
+                the width (unless ``ef`` is given) and how much is read to settle the answer. From
+                0.99 on, answers are scored by their full vectors, wherever those are.
             deadline_s: Seconds from now, for the batch as a whole. Past it nothing more is read.
             allow: uint8, shape (ceil(count / 8),): a bit per row, little-endian; None allows all.
             resident_only: Read nothing: answer from memory alone, as completely as that goes.
@@ -337,7 +344,7 @@ class Segment:
             ef=width,
             rerank_target=rerank,
             rerank_reads_max=max(self._settings.rerank_reads_max, 2 * k),
-            read_vectors=rerank > 0.99,
+            read_vectors=target >= EXACT_TARGET and (recall_target is not None or ef is None),
             resident_only=resident_only,
             beam=self._settings.beam,
             deadline_s=deadline_s,
@@ -435,7 +442,7 @@ class Segment:
             scores=np.where(found, scores, np.nan).astype(np.float32),
             completeness=completeness.astype(np.float32),
             recall_bound=np.where(
-                whole, np.clip(walk_bound - (1.0 - expected), 0.0, 1.0), upper
+                whole, np.clip(walk_bound - _loss_bound(expected, k), 0.0, 1.0), upper
             ).astype(np.float32),
             expected_recall=(completeness * walk_mean * expected).astype(np.float32),
             exact_share=(facts["exact"] / hits).astype(np.float32),
@@ -707,3 +714,24 @@ class Segment:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def _loss_bound(expected_recall: NDArray[np.float32], k: int) -> NDArray[np.float64]:
+    """Share of the answer that the re-rank may have lost, at 97.5 % confidence; float64, (nq,).
+
+    Each doubtful member is wrong independently with a small probability, so their number is about
+    Poisson with the expected loss as its mean (Le Cam, Pacific J. Math. 10, 1960); this is its
+    quantile.
+    """
+    mean = k * (1.0 - expected_recall.astype(np.float64))
+    term = np.exp(-mean)
+    total = term.copy()
+    quantile = np.zeros(len(mean))
+    for n in range(1, k + 1):
+        open_ones = total < 0.975
+        if not open_ones.any():
+            break
+        quantile[open_ones] = n
+        term *= mean / n
+        total += term
+    return quantile / k

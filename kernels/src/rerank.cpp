@@ -177,14 +177,14 @@ void Walk::read_refinements(std::vector<Candidate>& list, std::size_t count, std
   }
 }
 
-// Reads the exact vectors of every candidate still in doubt, in one batch.
-void Walk::read_vectors(std::vector<Candidate>& list, std::size_t count) {
+// Reads the exact vectors of the members, and of every candidate still in doubt, in one batch.
+void Walk::read_vectors(std::vector<Candidate>& list, std::size_t count, std::size_t k) {
   const std::size_t page_bytes = vectors_.page_bytes;
   const std::size_t record = layout_.vectors.record_bytes;
   s_.wanted.clear();
   s_.order.clear();
   for (std::size_t i = 0; i < count; ++i) {
-    if (list[i].grade == Grade::exact || s_.doubt[i] <= 1e-3) continue;
+    if (list[i].grade == Grade::exact || (i >= k && s_.doubt[i] <= 1e-3)) continue;
     const std::uint64_t start = static_cast<std::uint64_t>(list[i].row) * record;
     const auto first = static_cast<PageNumber>(start / page_bytes);
     const auto last = static_cast<PageNumber>((start + record - 1) / page_bytes);
@@ -257,8 +257,8 @@ void Walk::answer(std::uint32_t* rows, float* scores) {
     std::sort(list.begin(), end(), nearer);
     loss = expected_loss(list, count, k);
   }
-  if (params_.read_vectors && loss > loss_max && may_read()) {
-    read_vectors(list, count);
+  if (params_.read_vectors && may_read()) {
+    read_vectors(list, count, k);
     std::sort(list.begin(), end(), nearer);
     loss = expected_loss(list, count, k);
   }

@@ -107,7 +107,7 @@ class Walk {
   double expected_loss(const std::vector<Candidate>& list, std::size_t count, std::size_t k);
   void read_refinements(std::vector<Candidate>& list, std::size_t count, std::size_t k,
                         double loss_max);
-  void read_vectors(std::vector<Candidate>& list, std::size_t count);
+  void read_vectors(std::vector<Candidate>& list, std::size_t count, std::size_t k);
 
   bool is_allowed(std::uint32_t row) const {
     return params_.allow == nullptr || ((params_.allow[row >> 3] >> (row & 7)) & 1) != 0;

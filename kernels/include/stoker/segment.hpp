@@ -99,7 +99,7 @@ struct SearchParams {
   // re-rank reads pages from the device until the estimate reaches it.
   float rerank_target = 0.98f;
   std::uint32_t rerank_reads_max = 20;
-  bool read_vectors = false;        // re-rank what is contested on exact vectors, reading them
+  bool read_vectors = false;        // score the answer, and what is contested, by full vectors
   bool resident_only = false;       // read nothing at all
   std::uint32_t beam = 4;           // nodes expanded ahead while reads are gathered
   Deadline deadline;                // past it, the answer is made of what is resident

@@ -1,0 +1,343 @@
+"""Sealed segments against brute force: every metric, kind of vector and shape; damage; promises."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from numpy.typing import NDArray
+
+import stoker
+from stoker.errors import CorruptError, InputError, UnavailableError
+from stoker.index.build import build_segment
+from stoker.index.calibration import recall_of
+from stoker.index.manifest import FILES, Manifest
+from stoker.index.paged_file import HEADER_BYTES
+from stoker.index.segment import Segment
+
+SEED = 20_260_401
+
+
+def clustered(rng: np.random.Generator, count: int, dim: int) -> NDArray[np.float32]:
+    """Vectors with local structure, as embeddings have it."""
+    centres = rng.standard_normal((max(count // 20, 1), dim))
+    drawn = centres[rng.integers(0, len(centres), count)] + 0.5 * rng.standard_normal((count, dim))
+    return drawn.astype(np.float32)
+
+
+def exact(
+    vectors: NDArray[Any], queries: NDArray[np.float32], k: int, metric: str
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Rows and scores of the true neighbors, nearest first."""
+    x = vectors.astype(np.float64)
+    q = queries.astype(np.float64)
+    if metric == "cosine":
+        x = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-30)
+        q = q / np.maximum(np.linalg.norm(q, axis=1, keepdims=True), 1e-30)
+    if metric == "l2":
+        scores = ((q[:, None, :] - x[None, :, :]) ** 2).sum(axis=2)
+        order = np.argsort(scores, axis=1, kind="stable")[:, :k]
+    else:
+        scores = q @ x.T
+        order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+    return order, np.take_along_axis(scores, order, 1)
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    count=st.integers(1, 400),
+    dim=st.sampled_from([1, 2, 3, 17, 63, 64, 65, 128, 200]),
+    metric=st.sampled_from(["ip", "cosine", "l2"]),
+    half=st.booleans(),
+    k=st.sampled_from([1, 3, 10, 60]),
+    seed=st.integers(0, 2**16),
+)
+def test_answers_are_those_of_brute_force(
+    tmp_path_factory: pytest.TempPathFactory,
+    count: int,
+    dim: int,
+    metric: str,
+    half: bool,
+    k: int,
+    seed: int,
+) -> None:
+    rng = np.random.default_rng(seed)
+    vectors: NDArray[Any] = clustered(rng, count, dim)
+    if metric == "ip":
+        # Inner product of unlike lengths is no metric; graphs of it promise nothing.
+        vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    if half:
+        vectors = vectors.astype(np.float16)
+    queries = clustered(rng, 8, dim)
+    path = tmp_path_factory.mktemp("segment") / "s"
+    build_segment(path, vectors, metric=metric, ef_construction=100)
+    with Segment.open(path) as segment:
+        hits = segment.search(queries, k, ef=max(4 * k, 200), recall_target=0.9999)
+        _, scores = exact(vectors, queries, k, metric)
+        met = min(k, count)
+        assert ((hits.rows >= 0).sum(axis=1) == met).all()
+        ids = segment.ids_at(hits.rows)
+        assert (hits.completeness == 1).all()
+        # Ties and rounding may swap neighbors; scores say whether the answer is as good.
+        found = np.take_along_axis(
+            exact(vectors, queries, count, metric)[1].astype(np.float64),
+            np.argsort(exact(vectors, queries, count, metric)[0], axis=1),
+            1,
+        )
+        got = np.take_along_axis(found, ids[:, :met], 1)
+        size = 1e-3 * (np.abs(scores).max() + 1)
+        short = scores[:, :met] - got if metric != "l2" else got - scores[:, :met]
+        assert (short <= size).mean() >= 0.97
+        assert (np.abs(hits.scores[:, :met] - got) <= 20 * size).all()
+
+
+@pytest.fixture(scope="module")
+def sealed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, NDArray[np.float32]]:
+    rng = np.random.default_rng(SEED)
+    vectors = clustered(rng, 3000, 96)
+    path = tmp_path_factory.mktemp("sealed") / "s"
+    build_segment(path, vectors, [f"chunk-{i}" for i in range(3000)], metric="cosine")
+    return path, vectors
+
+
+def test_a_small_budget_answers_like_a_large_one(
+    sealed: tuple[Path, NDArray[np.float32]],
+) -> None:
+    path, vectors = sealed
+    queries = clustered(np.random.default_rng(SEED + 1), 40, 96) + vectors[:40]
+    want, _ = exact(vectors, queries, 10, "cosine")
+    with Segment.open(path) as full, Segment.open(path, memory_bytes=1) as tight:
+        for segment in (full, tight):
+            rows = segment.search(queries, 10, ef=128, recall_target=0.99).rows
+            ids = np.vectorize(lambda text: int(text[6:]))(segment.ids_at(rows))
+            assert recall_of(ids, want).mean() >= 0.95
+        budget = tight.resident().budget_bytes
+        assert tight.resident().resident_bytes <= budget < full.resident().total_bytes
+
+
+def test_what_was_loaded_is_what_is_resident_and_is_not_read_again(
+    sealed: tuple[Path, NDArray[np.float32]],
+) -> None:
+    path, vectors = sealed
+    with Segment.open(path) as segment:
+        for batch in segment.unit_batches():
+            outcome = segment.load_units(batch.kind, batch.units)
+            assert outcome.loaded + outcome.already == len(batch.units)
+        assert segment.resident().resident_bytes == segment.resident().total_bytes
+        hits = segment.search(vectors[:50], 10)
+        assert hits.pages_read.sum() == 0
+        assert (hits.exact_share == 1).all()
+
+
+def test_answers_from_memory_alone_say_how_incomplete_they_are(
+    sealed: tuple[Path, NDArray[np.float32]],
+) -> None:
+    path, vectors = sealed
+    with Segment.open(path) as segment:
+        batches = {batch.kind: batch for batch in segment.unit_batches()}
+        segment.load_units("upper", batches["upper"].units)
+        hits = segment.search(vectors[:20], 10, resident_only=True)
+        assert hits.pages_read.sum() == 0
+        assert (hits.rows[:, 0] >= 0).all()
+        assert (hits.completeness < 0.5).all()
+        late = segment.search(vectors[:1], 10, deadline_s=0.0)
+        assert bool(late.deadline_hit[0])
+        assert late.pages_read[0] == 0
+
+
+def test_recall_bounds_hold_on_queries_that_calibration_never_saw(
+    sealed: tuple[Path, NDArray[np.float32]],
+) -> None:
+    path, vectors = sealed
+    rng = np.random.default_rng(SEED + 2)
+    base = vectors[rng.integers(0, len(vectors), 300)]
+    queries = (base + 0.4 * rng.standard_normal(base.shape)).astype(np.float32)
+    want, _ = exact(vectors, queries, 10, "cosine")
+    with Segment.open(path) as segment:
+        assert segment.calibration is not None
+        for ef in (16, 64):
+            hits = segment.search(queries, 10, ef=ef)
+            ids = np.vectorize(lambda text: int(text[6:]))(segment.ids_at(hits.rows))
+            broken = float(np.mean(recall_of(ids, want) < hits.recall_bound - 1e-6))
+            assert broken <= 1 - segment.calibration.confidence + 0.03, f"ef {ef}: {broken}"
+
+
+def test_hot_rows_share_pages(tmp_path: Path) -> None:
+    rng = np.random.default_rng(SEED + 3)
+    vectors = clustered(rng, 4000, 64)
+    hot = rng.choice(4000, 80, replace=False)
+    heat = {int(i): 1.0 for i in hot}
+    pages = {}
+    for name, given_heat in (("cold", None), ("hot", heat)):
+        build_segment(tmp_path / name, vectors, heat=given_heat, ef_construction=40)
+        with Segment.open(tmp_path / name) as segment:
+            rows = segment.rows_of(hot)
+            assert (rows >= 0).all()
+            pages[name] = len(np.unique(rows // segment.manifest.refine_per_page))
+    assert pages["hot"] * 5 <= pages["cold"]
+
+
+def test_ids_go_both_ways_and_unknown_ones_are_absent(
+    sealed: tuple[Path, NDArray[np.float32]],
+) -> None:
+    path, _ = sealed
+    with Segment.open(path) as segment:
+        names = ["chunk-0", "chunk-2999", "nobody", "chunk-17"]
+        rows = segment.rows_of(names)
+        assert rows[2] == -1
+        assert segment.ids_at(rows).tolist() == ["chunk-0", "chunk-2999", None, "chunk-17"]
+        assert segment.rows_of([5, None, b"x"]).tolist() == [-1, -1, -1]
+
+
+def test_vectors_come_back_as_stored(sealed: tuple[Path, NDArray[np.float32]]) -> None:
+    path, vectors = sealed
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    with Segment.open(path) as segment:
+        rows = segment.rows_of([f"chunk-{i}" for i in range(100)])
+        np.testing.assert_allclose(segment.vectors(rows), unit[:100], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", sorted(FILES.values()))
+@pytest.mark.parametrize("where", ["header", "length", "missing", "swapped"])
+def test_a_damaged_file_is_refused_by_name(
+    sealed: tuple[Path, NDArray[np.float32]], tmp_path: Path, name: str, where: str
+) -> None:
+    copy = copy_of(sealed[0], tmp_path / "s")
+    file = copy / name
+    if where == "missing":
+        file.unlink()
+    elif where == "length":
+        with open(file, "r+b") as f:
+            f.truncate(file.stat().st_size - 1)
+    elif where == "swapped":
+        other = next(n for n in sorted(FILES.values()) if n != name)
+        file.write_bytes((copy / other).read_bytes())
+    else:
+        flip(file, 20)
+    with pytest.raises(CorruptError, match=name):
+        Segment.open(copy)
+
+
+@pytest.mark.parametrize("part", ["links", "codes", "refine", "vectors"])
+def test_a_damaged_page_makes_the_answer_incomplete_never_wrong(
+    sealed: tuple[Path, NDArray[np.float32]], tmp_path: Path, part: str
+) -> None:
+    copy = copy_of(sealed[0], tmp_path / "s")
+    pages = Manifest.read(copy)
+    for page in range(2, 30, 3):
+        flip(copy / FILES[part], HEADER_BYTES + page * pages.page_bytes + 77)
+    with Segment.open(copy) as segment:
+        listed = segment.damaged_pages()[FILES[part]]
+        assert listed == list(range(2, min(30, max(listed) + 3), 3))
+        hits = segment.search(sealed[1][:200], 10, ef=64, recall_target=0.9999)
+        assert segment.pool_stats()["checksum_failures"] > 0
+        assert (hits.completeness < 1).any()
+        _, scores = exact(sealed[1], sealed[1][:200], 10, "cosine")
+        assert np.nanmax(hits.scores - scores[:, :1]) < 0.05
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_no_byte_of_the_manifest_can_be_changed_unnoticed(
+    sealed: tuple[Path, NDArray[np.float32]],
+    tmp_path_factory: pytest.TempPathFactory,
+    data: st.DataObject,
+) -> None:
+    copy = copy_of(sealed[0], tmp_path_factory.mktemp("m") / "s")
+    file = copy / "manifest.json"
+    raw = bytearray(file.read_bytes())
+    at = data.draw(st.integers(0, len(raw) - 1))
+    raw[at] = data.draw(st.integers(0, 255).filter(lambda b: b != raw[at]))
+    file.write_bytes(bytes(raw))
+    try:
+        same = json.loads(raw) == json.loads((sealed[0] / "manifest.json").read_bytes())
+    except ValueError:
+        same = False
+    if same:  # white space
+        Segment.open(copy).close()
+    else:
+        with pytest.raises(CorruptError):
+            Segment.open(copy)
+
+
+def test_a_newer_version_is_refused_with_what_to_do(
+    sealed: tuple[Path, NDArray[np.float32]], tmp_path: Path
+) -> None:
+    copy = copy_of(sealed[0], tmp_path / "s")
+    body = json.loads((copy / "manifest.json").read_text())
+    body["version"] = 2
+    (copy / "manifest.json").write_text(json.dumps(body))
+    with pytest.raises(CorruptError, match=r"version 2.*upgrade"):
+        Segment.open(copy)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"vectors": np.zeros(5, np.float32)}, r"shape \(n, dim\)"),
+        ({"vectors": np.array([[1, 2], [np.nan, 1]], np.float32)}, "row 1 is not finite"),
+        ({"vectors": np.array([[1, 2], [np.inf, 1]], np.float16)}, "row 1 is not finite"),
+        ({"vectors": np.zeros((2, 5000), np.float32)}, "dimensions"),
+        ({"ids": [1, 1]}, "given twice, at entries 0 and 1"),
+        ({"ids": ["a", 1]}, "entry 1 is a int"),
+        ({"ids": [1]}, "expected 2"),
+        ({"ids": ["a", ""]}, "entry 1 must be 1 to"),
+        ({"metric": "hamming"}, "metric"),
+        ({"m": 1}, "m: expected"),
+        ({"heat": {0: -1.0}}, "weight of 0 or more"),
+    ],
+)
+def test_bad_input_is_refused_and_leaves_nothing(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    arguments = {"vectors": np.eye(2, dtype=np.float32), "metric": "cosine", **change}
+    with pytest.raises(InputError, match=message):
+        build_segment(tmp_path / "s", **arguments)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_public_names_serve_the_edges(tmp_path: Path) -> None:
+    stoker.build(tmp_path / "none", np.empty((0, 8), np.float32))
+    with stoker.open(tmp_path / "none") as index:
+        hits = index.search(np.ones(8, np.float32), k=3)
+        assert hits.ids.tolist() == [-1, -1, -1]
+        assert index.warm().bytes_read == 0
+        assert index.resident().total_bytes == 0
+    twins = np.ones((50, 8), np.float32)
+    twins[7] = 0
+    stoker.build(tmp_path / "twins", twins, metric="cosine")
+    with stoker.open(tmp_path / "twins") as index:
+        hits = index.search(np.ones(8, np.float32), k=60)
+        assert (hits.ids >= 0).sum() == 50
+        assert hits.scores[0] == pytest.approx(1, abs=1e-3)
+        batch = index.search(np.ones((3, 8), np.float32), k=2)
+        assert batch.ids.shape == batch.scores.shape == (3, 2)
+        assert batch.completeness.shape == (3,)
+        with pytest.raises(InputError, match="not finite"):
+            index.search(np.full(8, np.nan, np.float32))
+        with pytest.raises(InputError):
+            index.search(np.ones(9, np.float32))
+    with pytest.raises(UnavailableError):
+        index.search(np.ones(8, np.float32))
+    with pytest.raises(InputError):
+        stoker.build(tmp_path / "twins", twins)
+
+
+def copy_of(source: Path, target: Path) -> Path:
+    target.mkdir()
+    for file in source.iterdir():
+        (target / file.name).write_bytes(file.read_bytes())
+    return target
+
+
+def flip(file: Path, at: int) -> None:
+    with open(file, "r+b") as f:
+        f.seek(at)
+        byte = f.read(1)
+        f.seek(at)
+        f.write(bytes([byte[0] ^ 0x40]))
