@@ -32,7 +32,7 @@ K_MAX: Final = 1000
 EXACT_TARGET: Final = 0.99
 # Frames that the pool keeps beyond a small budget, so that a query's reads have somewhere to land.
 _BUDGET_PAGES_MIN: Final = 64
-# Error of each plane's estimate, times the root of the dimension, for segments too small to measure:
+# Error of each plane's estimate times the root of the dimension, for segments too small to measure:
 # the upper end of what was measured between 64 and 768 dimensions.
 _CODE_ERROR: Final = 0.12
 _REFINE_ERROR: Final = 0.01
