@@ -17,7 +17,6 @@ import orjson
 from numpy.typing import NDArray
 
 from stoker.prefetch.events import (
-    CHUNK_ID_LENGTH_MAX,
     NAME_LENGTH_MAX,
     QUERY_LENGTH_MAX,
     Event,
@@ -29,6 +28,9 @@ from stoker.service.settings import ServiceSettings
 
 DIMENSION_MAX = 65_536
 TEXT_LENGTH_MAX = 1 << 20
+# What an index takes; `stoker.index` checks again, without knowing the member's place.
+TENANT_BYTES_MAX = 128
+ID_BYTES_MAX = 383
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ def parse_search(raw: bytes, settings: ServiceSettings) -> SearchRequest:
         vector=vector,
         k=members.integer("k", 1, settings.k_max, 10),
         filters=members.mapping("filters"),
-        tenant=members.text("tenant", NAME_LENGTH_MAX, empty=False),
+        tenant=members.name("tenant", TENANT_BYTES_MAX),
         recall_target=members.number("recall_target", 0.0, 1.0),
         deadline_ms=members.integer(
             "deadline_ms", 1, settings.deadline_ms_max, settings.deadline_ms_default
@@ -124,7 +126,7 @@ def parse_documents(
         BodyTooLarge: more documents than one request may carry.
     """
     members = _Members(parse_json(raw), "")
-    tenant = members.text("tenant", NAME_LENGTH_MAX, empty=False)
+    tenant = members.name("tenant", TENANT_BYTES_MAX)
     rows = members.rows("documents", settings.batch_max)
     members.close()
     documents = tuple(_document(_Members(row, f"/documents/{i}")) for i, row in enumerate(rows))
@@ -140,7 +142,7 @@ def parse_documents(
 
 
 def _document(members: _Members) -> DocumentRow:
-    document_id = members.text("id", CHUNK_ID_LENGTH_MAX, empty=False)
+    document_id = members.name("id", ID_BYTES_MAX)
     if document_id is None:
         raise RequestError("id is missing", where=f"{members.pointer}/id")
     text = members.text("text", TEXT_LENGTH_MAX)
@@ -154,8 +156,11 @@ def _document(members: _Members) -> DocumentRow:
     return document
 
 
-def parse_events(raw: bytes, settings: ServiceSettings) -> tuple[Event, ...]:
+def parse_events(raw: bytes, settings: ServiceSettings, *, tenant: str) -> tuple[Event, ...]:
     """Read the body of POST /v1/events: one CloudEvent, or an array of them.
+
+    Args:
+        tenant: Whose events they are where they do not say.
 
     Raises:
         RequestError: names the event and its field; nothing of the batch is taken.
@@ -171,6 +176,8 @@ def parse_events(raw: bytes, settings: ServiceSettings) -> tuple[Event, ...]:
         )
     events = []
     for i, row in enumerate(batch):
+        if isinstance(row, dict) and isinstance(row.get("data"), dict):
+            row["data"].setdefault("tenant", tenant)
         try:
             events.append(from_envelope(row))
         except EventError as error:
@@ -193,6 +200,16 @@ def parse_warmup(raw: bytes) -> WarmupRequest:
     )
     members.close()
     return request
+
+
+def check_name(value: str, what: str, bytes_max: int, *, where: str) -> str:
+    """Return an id or a tenant as it is. Raises RequestError where an index could not keep it."""
+    size = len(value.encode("utf-8", "surrogatepass"))
+    if not 1 <= size <= bytes_max:
+        raise RequestError(
+            f"{what}: expected 1 to {bytes_max} bytes of UTF-8, found {size}", where=where
+        )
+    return value
 
 
 class _Members:
@@ -223,6 +240,12 @@ class _Members:
         if len(value) > length_max or not (value or empty):
             least = 0 if empty else 1
             raise self._refuse(name, f"{least} to {length_max} characters", len(value))
+        return value
+
+    def name(self, name: str, bytes_max: int) -> str | None:
+        value = self.text(name, bytes_max, empty=False)
+        if value is not None:
+            check_name(value, name, bytes_max, where=f"{self.pointer}/{name}")
         return value
 
     def integer(self, name: str, low: int, high: int, default: int) -> int:

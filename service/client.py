@@ -204,10 +204,8 @@ class Client(_Base):
         route: str | None = None,
     ) -> EventsAnswer:
         """Tell the server which results were really used."""
-        tenant = self.tenant or "default"
-        return self.send_events(
-            [used_event(chunk_ids, tenant=tenant, session=session, route=route)]
-        )
+        event = used_event(chunk_ids, tenant=self.tenant, session=session, route=route)
+        return self.send_events([event])
 
     def warmup(self) -> WarmupStatus:
         """Return the state of the warm-up, with the receipt of the last one."""
@@ -421,10 +419,8 @@ class AsyncClient(_Base):
         route: str | None = None,
     ) -> EventsAnswer:
         """Tell the server which results were really used."""
-        tenant = self.tenant or "default"
-        return await self.send_events(
-            [used_event(chunk_ids, tenant=tenant, session=session, route=route)]
-        )
+        event = used_event(chunk_ids, tenant=self.tenant, session=session, route=route)
+        return await self.send_events([event])
 
     async def warmup(self) -> WarmupStatus:
         """Return the state of the warm-up; see `Client.warmup`."""

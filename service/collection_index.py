@@ -95,6 +95,10 @@ class CollectionIndex:
         """Delete documents durably; see `Collection.delete`."""
         return self._collection.delete(ids, tenant)
 
+    def refresh(self) -> bool:
+        """Show what a writing process has changed since; see `Collection.refresh`."""
+        return self._collection.refresh()
+
     def heat_from(self, demand: Callable[[], Mapping[Any, float]]) -> None:
         """Let merges seal hot rows side by side, by the heat that ``demand`` gives."""
         self._collection.heat_source = demand

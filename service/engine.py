@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from stoker.errors import InputError, StokerError
 from stoker.index.document_values import Document
 from stoker.index.documents import StorageFull as DocumentsFull
+from stoker.index.filters import FilterError
 from stoker.index.generation import NoRoom
 from stoker.index.hits import Hits
 from stoker.index.residency import Residency
@@ -116,6 +117,7 @@ class ServingIndex(Protocol):
         tenant: str,
     ) -> int: ...
     def delete(self, ids: Sequence[int | str], tenant: str) -> int: ...
+    def refresh(self) -> bool: ...
     def warm_sources(self) -> Sequence[WarmSource]: ...
     def page_counts(self) -> tuple[int, int]: ...
     def resident(self) -> Residency: ...
@@ -172,6 +174,7 @@ class Engine:
         self._monotonic = monotonic
         self._wall = wall
         self._closed = False
+        self._closing = threading.Event()
         self._when_closed = closed
         self._verifier = ThreadPoolExecutor(1, thread_name_prefix="reuse-verify")
         self._verify_slots = threading.BoundedSemaphore(_VERIFY_PENDING_MAX)
@@ -205,6 +208,8 @@ class Engine:
             self._parts.heat.start()
         self._text.start()
         service = self.config.service
+        if self._index.mode == "r":
+            threading.Thread(target=self._follow_writer, name="refresh", daemon=True).start()
         if service.warm != "none":
             self._warmup.start(
                 budget_bytes=None,
@@ -221,6 +226,7 @@ class Engine:
             if self._closed:
                 return
             self._closed = True
+        self._closing.set()
         parts = self._parts
         idle = self._warmup.stop(_STOP_S)
         self._verifier.shutdown(wait=True, cancel_futures=True)
@@ -236,6 +242,19 @@ class Engine:
         else:
             # A thread of ours is still inside; the process ends soon and frees all of it.
             log.warning("service.close_incomplete", timeout_s=_STOP_S)
+
+    def _follow_writer(self) -> None:
+        """Show what the process that writes to the index has changed, until closing."""
+        failing = False
+        while not self._closing.wait(self.config.service.refresh_s):
+            try:
+                self._index.refresh()
+                failing = False
+            except StokerError as error:
+                # What was there goes on being served; said once, not every second.
+                if not failing and not self._closing.is_set():
+                    log.error("service.refresh_failed", reason=str(error))
+                failing = True
 
     def readiness(self) -> Readiness:
         """Tell whether traffic should come, and which parts are on."""
@@ -350,13 +369,16 @@ class Engine:
         # The request's filter stands beside the tenant's, never in its place.
         allowed = {"and": [request.filters, only]} if request.filters else only
         mark = self._monotonic()
-        hits = self._index.search(
-            vector,
-            request.k,
-            recall_target=request.recall_target,
-            deadline_ms=left_s * 1e3,
-            filter=allowed,
-        )
+        try:
+            hits = self._index.search(
+                vector,
+                request.k,
+                recall_target=request.recall_target,
+                deadline_ms=left_s * 1e3,
+                filter=allowed,
+            )
+        except FilterError as error:
+            raise RequestError(str(error), where="/filters") from error
         self.metrics.search_seconds.observe(self._monotonic() - mark)
         self.metrics.search_pages.observe(int(hits.pages_read))
         self.metrics.read_bytes.inc(int(hits.bytes_read))

@@ -6,11 +6,15 @@ from functools import partial
 
 from aiohttp import web
 
-from stoker.prefetch.events import CHUNK_ID_LENGTH_MAX, NAME_LENGTH_MAX
 from stoker.service.answers import WriteAnswer
-from stoker.service.bodies import DocumentRow, parse_documents
+from stoker.service.bodies import (
+    ID_BYTES_MAX,
+    TENANT_BYTES_MAX,
+    DocumentRow,
+    check_name,
+    parse_documents,
+)
 from stoker.service.engine import Engine
-from stoker.service.problems import RequestError
 from stoker.service.request_state import (
     ENGINE,
     LANES,
@@ -43,15 +47,10 @@ async def _upsert(request: web.Request) -> web.StreamResponse:
 
 async def _delete(request: web.Request) -> web.StreamResponse:
     engine = request.app[ENGINE]
-    document_id = request.match_info["id"]
-    if len(document_id) > CHUNK_ID_LENGTH_MAX:
-        raise RequestError(
-            f"expected an id of at most {CHUNK_ID_LENGTH_MAX} characters, found {len(document_id)}",
-            where="id",
-        )
+    document_id = check_name(request.match_info["id"], "id", ID_BYTES_MAX, where="id")
     named = request.query.get("tenant")
-    if named is not None and not 1 <= len(named) <= NAME_LENGTH_MAX:
-        raise RequestError(f"expected 1 to {NAME_LENGTH_MAX} characters", where="tenant")
+    if named is not None:
+        check_name(named, "tenant", TENANT_BYTES_MAX, where="tenant")
     tenant = tenant_of(request, named)
     count = await request.app[LANES].write.run(
         engine.config.service.write_deadline_s,

@@ -33,7 +33,8 @@ async def _append(request: web.Request) -> web.StreamResponse:
     settings = engine.config.service
     state = state_of(request)
     raw = await read_body(request, _TYPES)
-    events = await parse_aside(raw, partial(parse_events, settings=settings))
+    tenant = state.tenant or settings.tenant_default
+    events = await parse_aside(raw, partial(parse_events, settings=settings, tenant=tenant))
     for i, event in enumerate(events):
         if state.tenant is not None and event.tenant != state.tenant:
             raise TenantForbidden(

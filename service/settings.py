@@ -171,6 +171,13 @@ class ServiceSettings:
             "before a start-up probe kills the pod"
         },
     )
+    refresh_s: float = dataclasses.field(
+        default=1.0,
+        metadata={
+            "help": "how often a read-only server looks for what the writing process changed, s; "
+            "looking costs one small read"
+        },
+    )
     heat_wait_s: float = dataclasses.field(
         default=10.0,
         metadata={
@@ -312,6 +319,7 @@ class ServiceSettings:
             "snapshot_s",
             "warm_deadline_s",
             "event_retention_s",
+            "refresh_s",
         ):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"service.{name} is {getattr(self, name)}; it must be above 0")

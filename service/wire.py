@@ -258,10 +258,12 @@ def events_call(events: Sequence[Mapping[str, Any]]) -> Call[EventsAnswer]:
 
 
 def used_event(
-    chunk_ids: Sequence[str], *, tenant: str, session: str | None, route: str | None
+    chunk_ids: Sequence[str], *, tenant: str | None, session: str | None, route: str | None
 ) -> dict[str, Any]:
     """Make the event that says which results were used."""
-    data: dict[str, Any] = {"tenant": tenant, "chunk_ids": list(chunk_ids)}
+    data: dict[str, Any] = {"chunk_ids": list(chunk_ids)}
+    if tenant is not None:
+        data["tenant"] = tenant
     if session is not None:
         data["session"] = session
     if route is not None:

@@ -8,7 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stoker.errors import InputError
+from stoker.index.document_values import check_id, check_tenant
 from stoker.service.bodies import (
+    ID_BYTES_MAX,
+    TENANT_BYTES_MAX,
     parse_documents,
     parse_events,
     parse_search,
@@ -131,20 +135,36 @@ def test_refused_documents_name_the_member(body: Any, where: str) -> None:
     assert caught.value.where == where
 
 
+def test_names_are_bounded_as_the_index_bounds_them() -> None:
+    check_id("é" * (ID_BYTES_MAX // 2), "id")
+    check_tenant("é" * (TENANT_BYTES_MAX // 2))
+    with pytest.raises(InputError):
+        check_id("x" * (ID_BYTES_MAX + 1), "id")
+    with pytest.raises(InputError):
+        check_tenant("x" * (TENANT_BYTES_MAX + 1))
+    with pytest.raises(RequestError) as caught:
+        parse_search(dumps({"text": "a", "tenant": "é" * 65}), SETTINGS)
+    assert caught.value.where == "/tenant"
+    body = {"documents": [{"id": "é" * 192, "text": "x"}]}
+    with pytest.raises(RequestError) as caught:
+        parse_documents(dumps(body), SETTINGS)
+    assert caught.value.where == "/documents/0/id"
+
+
 def test_a_batch_is_bounded() -> None:
     rows = [{"id": str(i), "text": "x"} for i in range(4)]
     with pytest.raises(BodyTooLarge, match=r"service\.batch_max"):
         parse_documents(dumps({"documents": rows}), SETTINGS)
     with pytest.raises(BodyTooLarge, match=r"service\.batch_max"):
-        parse_events(dumps([EVENT] * 4), SETTINGS)
+        parse_events(dumps([EVENT] * 4), SETTINGS, tenant="t")
 
 
 def test_events_come_alone_or_as_a_batch() -> None:
-    assert len(parse_events(dumps(EVENT), SETTINGS)) == 1
-    assert [e.id for e in parse_events(dumps([EVENT, EVENT | {"id": "e-2"}]), SETTINGS)] == [
-        "e-1",
-        "e-2",
-    ]
+    assert len(parse_events(dumps(EVENT), SETTINGS, tenant="t")) == 1
+    events = parse_events(dumps([EVENT, EVENT | {"id": "e-2"}]), SETTINGS, tenant="other")
+    assert [(e.id, e.tenant) for e in events] == [("e-1", "t"), ("e-2", "t")]
+    (event,) = parse_events(dumps(EVENT | {"data": {"chunk_ids": ["a"]}}), SETTINGS, tenant="other")
+    assert event.tenant == "other"
 
 
 @pytest.mark.parametrize(
@@ -160,7 +180,7 @@ def test_events_come_alone_or_as_a_batch() -> None:
 )
 def test_a_refused_event_is_named(body: Any, where: str) -> None:
     with pytest.raises(RequestError) as caught:
-        parse_events(dumps(body), SETTINGS)
+        parse_events(dumps(body), SETTINGS, tenant="t")
     assert caught.value.where == where
 
 

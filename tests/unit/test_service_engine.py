@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from stoker.errors import InputError, UnavailableError
+from stoker.errors import UnavailableError
 from stoker.index.document_values import Document
 from stoker.index.documents import StorageFull as DocumentsFull
 from stoker.index.filters import flatten, matches, parse_filter
@@ -60,6 +60,7 @@ class BruteIndex:
         self.completeness = 1.0
         self.full: Exception | None = None
         self.closed = False
+        self.refreshed = threading.Event()
         self.source = Source()
 
     @property
@@ -126,6 +127,10 @@ class BruteIndex:
             self.rows.pop((tenant, str(document_id)), None)
         self.change_offset += len(ids)
         return self.change_offset
+
+    def refresh(self) -> bool:
+        self.refreshed.set()
+        return False
 
     def warm_sources(self) -> list[Any]:
         return [self.source]
@@ -322,8 +327,9 @@ def test_filters_and_what_is_included() -> None:
     assert answer.results[0].metadata == {"lang": "de"}
     bare = bench.find(include_text=False, include_metadata=False)
     assert all(r.text is None and r.metadata is None for r in bare.results)
-    with pytest.raises(InputError):
+    with pytest.raises(RequestError, match="like") as caught:
         bench.find(filters={"lang": {"like": "d%"}})
+    assert caught.value.where == "/filters"
 
 
 def test_an_answer_says_how_complete_it_is_and_what_it_cost() -> None:
@@ -587,6 +593,14 @@ def test_a_failed_warm_up_is_told_and_does_not_hold_traffic_back(tmp_path: Path)
     assert status.state == "failed"
     assert status.error == "the device is gone"
     assert bench.engine.readiness().ready
+    bench.engine.close()
+
+
+def test_a_read_only_server_follows_the_writer() -> None:
+    bench = Bench(refresh_s=0.001)
+    bench.index.mode = "r"
+    bench.engine.start()
+    assert bench.index.refreshed.wait(60.0)
     bench.engine.close()
 
 
