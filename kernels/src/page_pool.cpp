@@ -34,7 +34,8 @@ const PoolOptions& checked(const PoolOptions& options) {
 
 Store::Store(StoreId store_id, StoreSpec&& store_spec, bool direct)
     : id(store_id), spec(std::move(store_spec)), file(spec.path, direct),
-      table(new std::atomic<std::uint32_t>[spec.page_count]), quarantined(spec.page_count, false) {
+      table(new std::atomic<std::uint32_t>[spec.page_count]), quarantined(spec.page_count, false),
+      failed_probation(spec.page_count, 0) {
   for (PageNumber page = 0; page < spec.page_count; ++page) {
     table[page].store(kAbsent, std::memory_order_relaxed);
   }
@@ -215,11 +216,8 @@ void PagePool::Impl::set_capacity(std::uint32_t wanted) {
   }
   const bool shrinks = wanted < capacity;
   capacity = wanted;
-  // Each call looks at a stretch of the ring, and what is not held is somewhere on it.
-  while (resident_count + reading_count > capacity) {
-    const std::uint32_t victim = pick_victim(0);
-    if (victim != kAbsent) evict_frame(victim);
-  }
+  // Each call looks at a stretch of the rings, and what is not held is somewhere on them.
+  while (resident_count + reading_count > capacity) (void)evict_one(0);
   reclaim();
   if (shrinks) give_memory_back();
 }

@@ -20,7 +20,8 @@ void check_frames(const PagePool::Impl& pool) {
   for (std::uint32_t frame = 0; frame < pool.frame_count; ++frame) {
     const Frame& entry = pool.frames[frame];
     ++counts[static_cast<unsigned>(entry.state)];
-    const bool on_ring = entry.next != kAbsent;
+    const bool on_ring = entry.ring != RingName::none;
+    require(on_ring == (entry.next != kAbsent), name(frame) + " has neighbors and no ring");
     const bool resident = entry.state == FrameState::resident;
     require(on_ring == (resident && !entry.sticky), name(frame) + " is wrongly on or off the ring");
     require(resident || !entry.sticky, name(frame) + " is sticky and not resident");
@@ -56,18 +57,20 @@ void check_frames(const PagePool::Impl& pool) {
   }
 }
 
-void check_ring(const PagePool::Impl& pool) {
+void check_ring(const PagePool::Impl& pool, RingName which) {
+  const Ring& ring = which == RingName::probation ? pool.probation : pool.proven;
   std::uint32_t steps = 0;
-  if (pool.hand != kAbsent) {
-    std::uint32_t at = pool.hand;
+  if (ring.hand != kAbsent) {
+    std::uint32_t at = ring.hand;
     do {
-      require(pool.frames[at].state == FrameState::resident, name(at) + " is on the ring");
-      require(pool.frames[pool.frames[at].next].previous == at, "the ring is torn");
+      require(pool.frames[at].state == FrameState::resident, name(at) + " is on a ring");
+      require(pool.frames[at].ring == which, name(at) + " is on another ring");
+      require(pool.frames[pool.frames[at].next].previous == at, "a ring is torn");
       at = pool.frames[at].next;
-      require(++steps <= pool.ring_size, "the ring is longer than its count");
-    } while (at != pool.hand);
+      require(++steps <= ring.size, "a ring is longer than its count");
+    } while (at != ring.hand);
   }
-  require(steps == pool.ring_size, "the ring is shorter than its count");
+  require(steps == ring.size, "a ring is shorter than its count");
 }
 
 void check_store(const PagePool::Impl& pool, const Store& store) {
@@ -119,7 +122,8 @@ void check_pending(const PagePool::Impl& pool) {
 void PagePool::check() const {
   const std::lock_guard<std::mutex> lock(impl_->mutex);
   check_frames(*impl_);
-  check_ring(*impl_);
+  check_ring(*impl_, RingName::probation);
+  check_ring(*impl_, RingName::proven);
   check_pending(*impl_);
   for (StoreId id = 0; id < impl_->store_count; ++id) {
     if (const Store* store = impl_->store_or_null(id)) check_store(*impl_, *store);

@@ -10,8 +10,6 @@ namespace {
 
 // Adjacent pages of one fetch are one read up to this size.
 constexpr std::size_t kDemandRunBytesMax = 128u << 10;
-// New demand pages survive one pass of the clock: whoever wanted them may come again soon.
-constexpr std::uint8_t kDemandWeight = 1;
 
 }  // namespace
 
@@ -133,7 +131,6 @@ PendingRef miss(PagePool::Impl& pool, Store& store, PageNumber number, BegunPage
   }
   const std::uint32_t frame = pool.take_frame(true, 0);
   PendingRef page = pool.begin_pending(store, number, frame);
-  page->weight = kDemandWeight;
   page->fetch_stamp = begun.stamp();
   begun.add(page);
   if (frame == kAbsent) ++pool.totals.overflow_pages;

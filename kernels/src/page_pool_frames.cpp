@@ -1,10 +1,5 @@
 // Frames: who gets one, whose is taken, and when it may be used again.
 //
-// Eviction is generalised CLOCK: a counter of 0 ... 7 for each frame, raised when the hand finds
-// the frame touched since its last pass, lowered when not; at 0 the page goes.
-// Source: Smith, "Sequentiality and prefetching in database systems", ACM TODS 3(3), 1978. Ours
-// bounds the walk of one eviction, takes the lowest counter seen when it runs out, and leaves
-// sticky pages out of the ring, so that a pool full of them costs a miss nothing.
 // Reclamation is by epochs; source: Fraser, "Practical lock-freedom", 2004, section 5.2.3. Ours
 // has one reader slot a guard instead of three generations of lists.
 #include <sys/mman.h>
@@ -17,7 +12,6 @@
 namespace stoker {
 namespace {
 
-constexpr std::uint32_t kHandStepsMax = 1024;
 constexpr std::uint32_t kAheadMax = 256;
 
 std::uint32_t thread_number() noexcept {
@@ -72,86 +66,6 @@ std::uint64_t PagePool::Impl::oldest_reader() const noexcept {
   return oldest;
 }
 
-// ---- the ring of the clock ---------------------------------------------------------------------
-
-// Just behind the hand: the last to be looked at.
-void PagePool::Impl::ring_insert(std::uint32_t frame) {
-  Frame& entry = frames[frame];
-  if (hand == kAbsent) {
-    entry.next = entry.previous = hand = frame;
-  } else {
-    entry.next = hand;
-    entry.previous = frames[hand].previous;
-    frames[entry.previous].next = frame;
-    frames[hand].previous = frame;
-  }
-  ++ring_size;
-}
-
-void PagePool::Impl::ring_remove(std::uint32_t frame) {
-  Frame& entry = frames[frame];
-  if (entry.next == frame) {
-    hand = kAbsent;
-  } else {
-    if (hand == frame) hand = entry.next;
-    frames[entry.previous].next = entry.next;
-    frames[entry.next].previous = entry.previous;
-  }
-  entry.next = entry.previous = kAbsent;
-  --ring_size;
-}
-
-void PagePool::Impl::set_sticky(std::uint32_t frame, bool sticky) {
-  Frame& entry = frames[frame];
-  if (entry.sticky == sticky) return;
-  entry.sticky = sticky;
-  StoreStats& stats = store_at(entry.store).stats;
-  if (sticky) {
-    ring_remove(frame);
-    ++stats.sticky;
-  } else {
-    ring_insert(frame);
-    --stats.sticky;
-  }
-}
-
-void PagePool::Impl::note_use(Frame& frame) {
-  if (!frame.prefetched) return;
-  frame.prefetched = false;
-  ++store_at(frame.store).stats.prefetched_useful;
-}
-
-std::uint32_t PagePool::Impl::pick_victim(std::uint32_t spare) {
-  std::uint32_t best = kAbsent;
-  unsigned best_weight = kWeightMax + 1u;
-  const std::uint64_t whole = static_cast<std::uint64_t>(ring_size) * (kWeightMax + 2u);
-  const auto steps = static_cast<std::uint32_t>(std::min<std::uint64_t>(whole, kHandStepsMax));
-  for (std::uint32_t step = 0; step < steps; ++step) {
-    const std::uint32_t frame = hand;
-    Frame& entry = frames[frame];
-    hand = entry.next;
-    if (spare != 0 && entry.load_stamp == spare) continue;
-    if (entry.pins.load(std::memory_order_acquire) > 0) continue;
-    // A touch that comes between this load and the store is lost; the next one is not.
-    const std::uint8_t seen = clock[frame].load(std::memory_order_relaxed);
-    unsigned weight = seen & kWeightMask;
-    if ((seen & kTouchedBit) != 0) {
-      note_use(entry);
-      weight = std::min<unsigned>(weight + 1, kWeightMax);
-    } else if (weight == 0) {
-      return frame;
-    } else {
-      --weight;
-    }
-    clock[frame].store(static_cast<std::uint8_t>(weight), std::memory_order_relaxed);
-    if (weight < best_weight) {
-      best = frame;
-      best_weight = weight;
-    }
-  }
-  return best;
-}
-
 // ---- the life of a frame -----------------------------------------------------------------------
 
 std::uint32_t PagePool::Impl::take_frame(bool evict, std::uint32_t spare) {
@@ -159,11 +73,7 @@ std::uint32_t PagePool::Impl::take_frame(bool evict, std::uint32_t spare) {
   const auto room = [&] { return used() < capacity; };
   const std::uint32_t ahead = std::clamp<std::uint32_t>(capacity / 64, 1, kAheadMax);
   const auto evict_some = [&](std::uint32_t most) {
-    for (std::uint32_t i = 0; i < most; ++i) {
-      const std::uint32_t victim = pick_victim(spare);
-      if (victim == kAbsent) return;
-      evict_frame(victim);
-    }
+    while (most > 0 && evict_one(spare)) --most;
   };
   if (pressed && evict) {
     // Evict before the last frame is gone: what lies in limbo needs time until readers let it go.
@@ -204,12 +114,11 @@ void PagePool::Impl::install(std::uint32_t frame, const Pending& arrived) {
   if (entry.sticky) {
     ++store.stats.sticky;
   } else {
-    ring_insert(frame);
+    const bool proves_itself = arrived.weight == 0 && !returns_soon(store, arrived.page);
+    ring_insert(frame, proves_itself ? RingName::probation : RingName::proven);
   }
-  // Whoever asked for the page is about to use it.
-  const std::uint8_t touched = arrived.wanted > 0 ? kTouchedBit : 0;
-  clock[frame].store(static_cast<std::uint8_t>(arrived.weight | touched),
-                     std::memory_order_relaxed);
+  store.failed_probation[arrived.page] = 0;
+  clock[frame].store(arrived.weight, std::memory_order_relaxed);
   store.table[arrived.page].store(frame, std::memory_order_seq_cst);
 }
 

@@ -40,15 +40,23 @@ struct PageBuffer {
 };
 
 enum class FrameState : std::uint8_t { free, reading, resident, limbo };
+enum class RingName : std::uint8_t { none, probation, proven };
+
+// A circle of frames and the hand that goes round it.
+struct Ring {
+  std::uint32_t hand = kAbsent;
+  std::uint32_t size = 0;
+};
 
 struct Frame {
   std::atomic<std::uint32_t> pins{0};   // raised under the mutex, lowered by anyone
   StoreId store = 0;
   PageNumber page = 0;
-  std::uint32_t next = kAbsent;         // the clock's ring: resident frames that are not sticky
+  std::uint32_t next = kAbsent;         // its ring: resident frames that are not sticky
   std::uint32_t previous = kAbsent;
   std::uint32_t load_stamp = 0;         // the load() that brought it, 0 for demand
   FrameState state = FrameState::free;
+  RingName ring = RingName::none;
   bool sticky = false;
   bool prefetched = false;              // by load(), and not known to be of use yet
 };
@@ -61,6 +69,7 @@ struct Store {
   PageFile file;
   std::unique_ptr<std::atomic<std::uint32_t>[]> table;
   std::vector<bool> quarantined;
+  std::vector<std::uint32_t> failed_probation;   // page -> when, by Impl::departures; 0: not so
   std::uint32_t pending_count = 0;   // pages being read
   std::uint32_t load_count = 0;      // calls of load() that are under way
   bool removing = false;
@@ -132,10 +141,19 @@ struct PagePool::Impl {
   void put_back(std::uint32_t frame);              // reading -> free
   void evict_frame(std::uint32_t frame);           // resident -> limbo
   void reclaim();                                  // limbo -> free, as far as readers allow
+
+  // ---- page_pool_policy.cpp: all under the mutex
+  bool evict_one(std::uint32_t spare);             // the page of least use; false: none may go
   std::uint32_t pick_victim(std::uint32_t spare);
-  void ring_insert(std::uint32_t frame);
+  std::uint32_t look_at_probation(std::uint32_t spare);
+  bool returns_soon(const Store& store, PageNumber page) const;
+  Ring& ring_of(const Frame& frame) noexcept {
+    return frame.ring == RingName::probation ? probation : proven;
+  }
+  void ring_insert(std::uint32_t frame, RingName name);
   void ring_remove(std::uint32_t frame);
   void set_sticky(std::uint32_t frame, bool sticky);
+  void raise_weight(std::uint32_t frame, std::uint8_t weight);
   void note_use(Frame& frame);                     // a prefetched page proved useful
   std::uint64_t oldest_reader() const noexcept;
   void give_memory_back() noexcept;
@@ -185,8 +203,9 @@ struct PagePool::Impl {
   };
   std::deque<Limbo> limbo;                         // by rising stamp
   std::vector<Limbo> limbo_pinned;                 // of removed stores, still held by a fetch
-  std::uint32_t hand = kAbsent;
-  std::uint32_t ring_size = 0;
+  Ring probation;
+  Ring proven;
+  std::uint32_t departures = 0;                    // pages evicted for want of room
   bool pressed = false;                            // frames run short: evict a little ahead
   std::uint32_t load_stamps = 0;
   std::uint64_t fetch_stamps = 0;

@@ -153,12 +153,7 @@ class Loader {
   void keep(std::uint32_t frame) {
     if (options_.sticky) pool_.set_sticky(frame, true);
     pool_.frames[frame].load_stamp = stamp_;
-    const std::uint8_t seen = pool_.clock[frame].load(std::memory_order_relaxed);
-    const std::uint8_t weight = std::min(options_.weight, kWeightMax);
-    if ((seen & kWeightMask) < weight) {
-      pool_.clock[frame].store(static_cast<std::uint8_t>((seen & kTouchedBit) | weight),
-                               std::memory_order_relaxed);
-    }
+    pool_.raise_weight(frame, std::min(options_.weight, kWeightMax));
   }
 
   // Until the pages that demand is reading have ended. False when the time is up.
