@@ -1,0 +1,320 @@
+"""Takes over indexes and vector files of other libraries, without embedding anything again.
+
+Where the file has an HNSW graph over the very vectors that it holds, the graph is taken as it is;
+elsewhere the vectors are linked anew. What the file no longer has (vectors that were quantised
+away, a transform's input) cannot be taken and is refused with that reason.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from stoker.errors import InputError
+from stoker.index.collection_build import Progress, collection_around
+from stoker.index.document_values import DEFAULT_TENANT, Change, DocumentId
+from stoker.index.documents import DocumentStore
+from stoker.index.hnsw_graph import HnswGraph
+
+FORMATS: Final = ("hnswlib", "faiss", "usearch", "npy", "parquet", "fvecs", "bvecs")
+_DOCUMENTS_STEP: Final = 4_096
+
+log = structlog.get_logger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class ForeignBody:
+    """Text and metadata that came with a vector."""
+
+    id: DocumentId
+    text: str | None
+    metadata: Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class ForeignIndex:
+    """What a foreign file holds.
+
+    Attributes:
+        format: One of `FORMATS`, with what was inside, as in "faiss IndexIVFFlat".
+        vectors: shape (n, dim), of a type that `stoker.index.build.check_vectors` takes; often a
+            view of the file or of ``owner``.
+        ids: int64 or str in an object array, shape (n,), or None for row numbers.
+        metric: The metric that the file states, None where it states none.
+        graph: HNSW graph over ``vectors``, node i being row i; None where there is none to take.
+        notes: What a user should know about what was taken.
+        bodies: Gives the texts and metadata anew each time it is called; None without any.
+        owner: Keeps memory alive that ``vectors`` looks into.
+    """
+
+    format: str
+    vectors: NDArray[Any]
+    ids: NDArray[Any] | None
+    metric: str | None
+    graph: HnswGraph | None = None
+    notes: tuple[str, ...] = ()
+    bodies: Callable[[], Iterator[ForeignBody]] | None = None
+    owner: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
+class ImportReport:
+    """What an import made.
+
+    Attributes:
+        format: What the file was.
+        graph: "taken" or "built".
+        count: Vectors.
+        dim: Dimensions.
+        metric: How they are compared now.
+        documents: Texts and metadata taken.
+        notes: What a user should know.
+        build: The build's own report, as plain data.
+    """
+
+    format: str
+    graph: str
+    count: int
+    dim: int
+    metric: str
+    documents: int
+    notes: tuple[str, ...]
+    build: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return dataclasses.asdict(self)
+
+
+def detect_format(path: Path) -> str:
+    """Tell a file's format by its first bytes and its name.
+
+    Raises:
+        InputError: no file, or nothing that we know; lists what we know.
+    """
+    try:
+        with path.open("rb") as file:
+            head = file.read(64)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
+    if head[:6] == b"\x93NUMPY":
+        return "npy"
+    if head[:4] == b"PAR1":
+        return "parquet"
+    if path.suffix in (".fvecs", ".bvecs"):
+        return path.suffix[1:]
+    if head[:1] == b"I" and head[:4].isalnum():
+        return "faiss"
+    # usearch puts its vectors, and with them their number and size, in front of its name.
+    rows = int.from_bytes(head[:4], "little") * int.from_bytes(head[4:8], "little")
+    with path.open("rb") as file:
+        for start in (0, 8 + rows, 16 + _product64(head)):
+            if start < path.stat().st_size:
+                file.seek(start)
+                if file.read(7) == b"usearch":
+                    return "usearch"
+    if head[:8] == bytes(8) and len(head) == 64:
+        return "hnswlib"
+    raise InputError(
+        f"{path}: its format is not known; it can be one of {', '.join(FORMATS)} (pass --format if "
+        "it is)"
+    )
+
+
+def _product64(head: bytes) -> int:
+    return int.from_bytes(head[:8], "little") * int.from_bytes(head[8:16], "little")
+
+
+def read_foreign(
+    path: Path | str,
+    *,
+    format: str | None = None,
+    vector_column: str = "vector",
+    id_column: str = "id",
+    text_column: str = "text",
+) -> ForeignIndex:
+    """Read a foreign file, as far as possible by mapping it.
+
+    Args:
+        path: The file.
+        format: One of `FORMATS`; None asks `detect_format`.
+        vector_column: Parquet column of vectors.
+        id_column: Parquet column of ids; row numbers are taken where there is none.
+        text_column: Parquet column of text, where there is one.
+
+    Raises:
+        InputError: unknown format, a library that is not installed, or something that cannot be
+            taken, with the reason.
+        CorruptError: damaged.
+    """
+    path = Path(path)
+    chosen = format or detect_format(path)
+    if chosen == "hnswlib":
+        return _from_hnswlib(path)
+    if chosen == "faiss":
+        from stoker.index.foreign_faiss import read_faiss
+
+        return read_faiss(path)
+    if chosen == "usearch":
+        from stoker.index.foreign_usearch import read_usearch
+
+        return read_usearch(path)
+    from stoker.index.foreign_files import read_npy, read_parquet, read_vecs
+
+    if chosen == "npy":
+        return read_npy(path)
+    if chosen == "parquet":
+        return read_parquet(
+            path, vector_column=vector_column, id_column=id_column, text_column=text_column
+        )
+    if chosen in ("fvecs", "bvecs"):
+        return read_vecs(path, chosen)
+    raise InputError(f"format: expected one of {', '.join(FORMATS)}, found {chosen!r}")
+
+
+def _from_hnswlib(path: Path) -> ForeignIndex:
+    from stoker.index.hnswlib_file import read_hnswlib
+
+    graph = read_hnswlib(path)
+    assert graph.vectors is not None
+    if graph.count and int(graph.labels.max()) >= 1 << 63:
+        raise InputError(
+            f"{path}: label {int(graph.labels.max())} does not fit a signed 64-bit integer"
+        )
+    ids = graph.labels.astype(np.int64)
+    if not graph.deleted.any():
+        return ForeignIndex("hnswlib", graph.vectors, ids, None, graph)
+    alive = np.flatnonzero(~graph.deleted)
+    note = f"{graph.count - alive.size} deleted vectors were left out, so the rest is linked anew"
+    return ForeignIndex("hnswlib", graph.vectors[alive], ids[alive], None, notes=(note,))
+
+
+def import_foreign(
+    target: Path | str,
+    foreign: ForeignIndex,
+    *,
+    metric: str | None = None,
+    m: int = 16,
+    ef_construction: int = 200,
+    heat: Mapping[Any, float] | None = None,
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> ImportReport:
+    """Make a collection of what ``foreign`` holds.
+
+    Args:
+        target: Folder to make; must not exist or be empty.
+        foreign: From `read_foreign`.
+        metric: "ip", "cosine" or "l2"; None takes what the file states.
+        m: Neighbors, where the vectors are linked anew and in later merges.
+        ef_construction: Candidates, likewise.
+        heat: Weight by id: hot rows are sealed side by side.
+        threads: Threads that link; None means all processors.
+        progress: Called with (what, done, total).
+
+    Raises:
+        InputError: no metric is known, vectors are not finite (names the row), ids are given
+            twice, or something is at ``target``.
+    """
+    from stoker.index.build import build_segment, check_vectors, heat_by_row
+    from stoker.index.ids import normalize_ids
+    from stoker.index.seal import BuildReport, seal_graph
+
+    chosen = metric or foreign.metric
+    if chosen is None:
+        raise InputError(
+            f"{foreign.format}: the file does not say how its vectors are compared; pass the "
+            "metric (ip, cosine or l2) that they were made for"
+        )
+    vectors = check_vectors(foreign.vectors)
+    ids = normalize_ids(foreign.ids, len(vectors))
+    graph, notes = foreign.graph, list(foreign.notes)
+    if graph is not None and foreign.metric is not None and foreign.metric != chosen:
+        notes.append(f"the graph was made for {foreign.metric}: linked anew for {chosen}")
+        graph = None
+
+    def build(path: Path) -> BuildReport:
+        if graph is None:
+            return build_segment(
+                path,
+                vectors,
+                ids,
+                metric=chosen,
+                m=m,
+                ef_construction=ef_construction,
+                heat=heat,
+                threads=threads,
+                progress=progress,
+            )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return seal_graph(
+            path,
+            graph,
+            vectors,
+            ids,
+            metric=chosen,
+            heat=heat_by_row(heat, ids),
+            builder=foreign.format,
+            threads=threads,
+            progress=progress,
+        )
+
+    written = [0]
+
+    def documents(store: DocumentStore) -> None:
+        assert foreign.bodies is not None
+        written[0] = _write_bodies(store, foreign.bodies(), progress, len(vectors))
+
+    report = collection_around(
+        target,
+        build,
+        m=graph.m if graph is not None else m,
+        ef_construction=ef_construction,
+        documents=None if foreign.bodies is None else documents,
+    )
+    log.info(
+        "index.foreign_imported",
+        path=str(target),
+        format=foreign.format,
+        rows=len(vectors),
+        graph="taken" if graph is not None else "built",
+    )
+    return ImportReport(
+        format=foreign.format,
+        graph="taken" if graph is not None else "built",
+        count=len(vectors),
+        dim=int(vectors.shape[1]),
+        metric=chosen,
+        documents=written[0],
+        notes=tuple(notes),
+        build=dataclasses.asdict(report),
+    )
+
+
+def _write_bodies(
+    store: DocumentStore, bodies: Iterator[ForeignBody], progress: Progress | None, total: int
+) -> int:
+    done = 0
+    part: list[Change] = []
+
+    def flush() -> None:
+        nonlocal done
+        if part:
+            store.write(part)
+            done += len(part)
+            part.clear()
+            if progress is not None:
+                progress("documents", done, total)
+
+    for body in bodies:
+        part.append(Change(0, DEFAULT_TENANT, body.id, False, body.text, body.metadata, None))
+        if len(part) == _DOCUMENTS_STEP:
+            flush()
+    flush()
+    return done

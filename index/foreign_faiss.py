@@ -1,0 +1,238 @@
+"""Reads faiss index files through faiss itself: HNSW with its graph, flat and IVF vectors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.errors import CorruptError, InputError
+from stoker.index.foreign import ForeignIndex
+from stoker.index.hnsw_graph import GraphError, HnswGraph, UpperLevel
+
+_HNSW: Final = ("IndexHNSWFlat", "IndexHNSWSQ", "IndexHNSWCagra", "IndexHNSW")
+
+
+def read_faiss(path: Path) -> ForeignIndex:
+    """Read an index that ``faiss.write_index`` wrote.
+
+    Taken: flat, IVF-flat and HNSW indexes with full or half-precision vectors, also inside an
+    id map. The graph of an HNSW index is taken as it is.
+
+    Raises:
+        InputError: faiss is not installed, or the file keeps no original vectors; says which part.
+        CorruptError: faiss cannot read the file, or its graph is impossible.
+    """
+    try:
+        import faiss
+    except ImportError as error:
+        raise InputError(
+            f"{path}: reading a faiss index needs faiss: pip install 'stoker[cpu]'"
+        ) from error
+    try:
+        index = faiss.read_index(str(path))
+    except (RuntimeError, MemoryError) as error:
+        first = str(error).splitlines()[-1] if str(error) else "unreadable"
+        raise CorruptError(f"{path}: faiss cannot read it: {first[:300]}") from error
+    return _taken(path, faiss, index)
+
+
+def _taken(path: Path, faiss: Any, index: Any) -> ForeignIndex:
+    kind = type(index).__name__
+    if kind in ("IndexIDMap", "IndexIDMap2"):
+        inner = _taken(path, faiss, faiss.downcast_index(index.index))
+        ids = faiss.vector_to_array(index.id_map).astype(np.int64)
+        if inner.ids is not None or ids.size != len(inner.vectors):
+            raise InputError(f"{path}: {kind}: two layers of ids, which cannot be told apart")
+        return ForeignIndex(
+            f"faiss {kind} of {inner.format.removeprefix('faiss ')}",
+            inner.vectors,
+            ids,
+            inner.metric,
+            inner.graph,
+            inner.notes,
+            owner=(index, inner.owner),
+        )
+    metric = _metric(path, faiss, index)
+    if kind in ("IndexFlat", "IndexFlatL2", "IndexFlatIP"):
+        return ForeignIndex(f"faiss {kind}", _flat(faiss, index), None, metric, owner=index)
+    if kind == "IndexScalarQuantizer":
+        return ForeignIndex(
+            f"faiss {kind}", _dequantized(path, faiss, index), None, metric, owner=index
+        )
+    if kind == "IndexIVFFlat":
+        vectors, ids = _inverted_lists(path, faiss, index)
+        note = "linked anew: an IVF index has no graph"
+        return ForeignIndex(f"faiss {kind}", vectors, ids, metric, notes=(note,), owner=index)
+    if kind in _HNSW:
+        return _hnsw(path, faiss, index, metric)
+    raise InputError(
+        f"{path}: {kind} does not keep the vectors as they were given (quantised or transformed), "
+        "so they cannot be taken; export the original vectors as .npy and import those"
+    )
+
+
+def _metric(path: Path, faiss: Any, index: Any) -> str:
+    if index.metric_type == faiss.METRIC_INNER_PRODUCT:
+        return "ip"
+    if index.metric_type == faiss.METRIC_L2:
+        return "l2"
+    raise InputError(
+        f"{path}: faiss metric {index.metric_type} has no counterpart; L2 and inner product have"
+    )
+
+
+def _flat(faiss: Any, index: Any) -> NDArray[np.float32]:
+    """Return a view of a flat index's own memory."""
+    count, dim = int(index.ntotal), int(index.d)
+    if count == 0:
+        return np.empty((0, dim), dtype=np.float32)
+    values: NDArray[np.float32] = faiss.rev_swig_ptr(index.get_xb(), count * dim)
+    return values.reshape(count, dim)
+
+
+def _dequantized(path: Path, faiss: Any, index: Any) -> NDArray[np.float16]:
+    """Return half-precision vectors; coarser codes have lost the original."""
+    if index.sq.qtype != faiss.ScalarQuantizer.QT_fp16:
+        raise InputError(
+            f"{path}: its vectors are quantised to {index.sq.code_size} bytes of {index.d} "
+            "dimensions; the originals are not in the file. Half precision could be taken"
+        )
+    count, dim = int(index.ntotal), int(index.d)
+    if count == 0:
+        return np.empty((0, dim), dtype=np.float16)
+    codes = faiss.rev_swig_ptr(index.codes.data(), count * dim * 2)
+    halves: NDArray[np.float16] = codes.view("<f2").reshape(count, dim)
+    return halves
+
+
+def _inverted_lists(
+    path: Path, faiss: Any, index: Any
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    lists, dim, count = index.invlists, int(index.d), int(index.ntotal)
+    vectors = np.empty((count, dim), dtype=np.float32)
+    ids = np.empty(count, dtype=np.int64)
+    done = 0
+    for number in range(lists.nlist):
+        size = int(lists.list_size(number))
+        if size == 0:
+            continue
+        if done + size > count:
+            raise CorruptError(
+                f"{path}: its lists hold more than the {count} vectors that it states"
+            )
+        ids[done : done + size] = faiss.rev_swig_ptr(lists.get_ids(number), size)
+        codes = faiss.rev_swig_ptr(lists.get_codes(number), size * dim * 4)
+        vectors[done : done + size] = codes.view("<f4").reshape(size, dim)
+        done += size
+    if done != count:
+        raise CorruptError(f"{path}: its lists hold {done} of the {count} vectors that it states")
+    order = np.argsort(ids, kind="stable")
+    return vectors[order], ids[order]
+
+
+def _hnsw(path: Path, faiss: Any, index: Any, metric: str) -> ForeignIndex:
+    kind = type(index).__name__
+    storage = faiss.downcast_index(index.storage)
+    stored = _taken(path, faiss, storage)
+    if stored.ids is not None or stored.graph is not None:
+        raise InputError(f"{path}: {kind} over {type(storage).__name__} is not known")
+    name = f"faiss {kind}"
+    if kind == "IndexHNSWCagra" and index.base_level_only:
+        note = "linked anew: the file has the base level of a CAGRA graph only"
+        return ForeignIndex(name, stored.vectors, None, metric, notes=(note,), owner=index)
+    graph = _graph(path, faiss, index.hnsw, len(stored.vectors), int(index.d))
+    return ForeignIndex(name, stored.vectors, None, metric, graph, owner=index)
+
+
+def _graph(path: Path, faiss: Any, hnsw: Any, count: int, dim: int) -> HnswGraph:
+    """Turn faiss's arrays into ours; faiss ends short lists with -1."""
+    heights = faiss.vector_to_array(hnsw.levels).astype(np.int64)
+    offsets = faiss.vector_to_array(hnsw.offsets).astype(np.int64)
+    neighbors = faiss.vector_to_array(hnsw.neighbors)
+    starts = faiss.vector_to_array(hnsw.cum_nneighbor_per_level).astype(np.int64)
+    highest = int(hnsw.max_level)
+    if heights.size != count or offsets.size != count + 1 or count == 0:
+        if count == 0 and heights.size == 0:
+            return _empty(dim, int(starts[1]) if starts.size > 1 else 2)
+        raise CorruptError(
+            f"{path}: a graph of {heights.size} nodes over {count} vectors ({offsets.size} offsets)"
+        )
+    if (
+        not 0 <= highest < starts.size - 1
+        or heights.min() < 1
+        or heights.max() != highest + 1
+        or not np.array_equal(np.diff(offsets), starts[heights])
+        or offsets[0] != 0
+        or offsets[-1] != neighbors.size
+        or (np.diff(starts) < 0).any()
+    ):
+        raise CorruptError(f"{path}: its graph's offsets do not fit its levels")
+    m0 = int(starts[1])
+    m = int((np.diff(starts)[1:]).max()) if starts.size > 2 else m0
+    if m0 < 1 or m < 1:
+        raise CorruptError(f"{path}: its graph allows {m0} and {m} neighbors")
+
+    def lists(nodes: NDArray[np.int64], level: int, width: int) -> NDArray[np.int32]:
+        size = int(starts[level + 1] - starts[level])
+        found = np.full((nodes.size, width), -1, dtype=np.int32)
+        found[:, :size] = neighbors[(offsets[nodes] + starts[level])[:, None] + np.arange(size)]
+        return found
+
+    everyone = np.arange(count)
+    level0 = lists(everyone, 0, m0)
+    upper = []
+    for level in range(1, highest + 1):
+        nodes = np.flatnonzero(heights > level)
+        links = lists(nodes, level, m)
+        upper.append(
+            UpperLevel(
+                nodes.astype(np.uint32), _counts(links).astype(np.uint16), links.view(np.uint32)
+            )
+        )
+    graph = HnswGraph(
+        count=count,
+        dim=dim,
+        m=m,
+        m0=m0,
+        entry_point=int(hnsw.entry_point),
+        max_level=highest,
+        levels=(heights - 1).astype(np.uint8),
+        level0_counts=_counts(level0).astype(np.uint16),
+        level0=level0.view(np.uint32),
+        upper=upper,
+        labels=everyone.astype(np.uint64),
+        vectors=None,
+        deleted=np.zeros(count, dtype=np.bool_),
+    )
+    try:
+        graph.check()
+    except GraphError as error:
+        raise CorruptError(f"{path}: {error}") from error
+    return graph
+
+
+def _counts(links: NDArray[np.int32]) -> NDArray[np.int64]:
+    empty = links < 0
+    first: NDArray[np.int64] = np.where(empty.any(axis=1), empty.argmax(axis=1), links.shape[1])
+    return first
+
+
+def _empty(dim: int, m0: int) -> HnswGraph:
+    return HnswGraph(
+        count=0,
+        dim=dim,
+        m=max(1, m0 // 2),
+        m0=m0,
+        entry_point=-1,
+        max_level=-1,
+        levels=np.empty(0, np.uint8),
+        level0_counts=np.empty(0, np.uint16),
+        level0=np.empty((0, m0), np.uint32),
+        upper=[],
+        labels=np.empty(0, np.uint64),
+        vectors=None,
+        deleted=np.empty(0, np.bool_),
+    )
