@@ -25,12 +25,14 @@ from stoker.index.collection import Collection
 from stoker.index.collection_build import build_collection
 from stoker.service import routes_health
 from stoker.service.client import AsyncClient, Client
+from stoker.service.embedded_log import EmbeddedLog
 from stoker.service.problems import (
     KeyMissing,
     RequestError,
     ServerUnreachable,
     TenantForbidden,
 )
+from stoker.service.streams import EVENTS_TOPIC
 from stoker.service.wire import Document, RetryPolicy, text_call
 
 DIM = 16
@@ -449,6 +451,27 @@ def test_sigterm_lets_running_requests_finish(started: Any) -> None:
     assert len(errors) == 3
     with Collection(server.index) as collection:
         assert collection.contains(answers).all()
+
+
+def test_without_its_broker_a_server_starts_answers_and_loses_no_event(started: Any) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        nobody = f"127.0.0.1:{free.getsockname()[1]}"
+        server = started("--kafka", nobody, "--set", "service.heat_wait_s=0")
+        with server.client() as client:
+            assert client.wait_ready(60).parts["events"] == "on"
+            for _ in range(20):
+                assert client.search(vector=vectors(1)[0], k=1).results
+            assert client.mark_used(["c1"]).accepted == 1
+        assert server.stop() == 0
+    # Said once, not for every event and every try.
+    log = [json.loads(line) for line in server.log().splitlines() if line.startswith("{")]
+    complaints = [line for line in log if line["level"] in ("warning", "error")]
+    assert 1 <= len(complaints) <= 8, complaints
+    spooled = EmbeddedLog(server.index / "state" / "spool")
+    (offsets,) = spooled.offsets(EVENTS_TOPIC).values()
+    assert offsets[1] - offsets[0] >= 21
+    spooled.close()
 
 
 def test_a_second_server_on_one_folder_is_refused(started: Any) -> None:
