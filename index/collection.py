@@ -51,7 +51,7 @@ from stoker.index.settings import IndexSettings
 from stoker.index.warming import IndexUnits, UnitNumbers, merged_residency
 
 if TYPE_CHECKING:
-    from stoker.index.segment import LoadCounts
+    from stoker.index.segment_pages import LoadCounts
 
 K_MAX: Final = 1_000
 

@@ -156,7 +156,7 @@ class IdTable:
     """
 
     def __init__(self, path: Path, layout: IdLayout, count: int) -> None:
-        self._file = PagedFile(path, kind="ids")
+        self.file = PagedFile(path, kind="ids")
         self._layout = layout
         self._count = count
         self._by_row: NDArray[Any] | None = None
@@ -165,9 +165,9 @@ class IdTable:
         width = np.dtype(layout.by_row_dtype).itemsize
         self._by_row_bytes = width * (count + (1 if layout.kind == "str" else 0))
         expected = self._by_row_bytes + layout.text_bytes + 12 * count
-        if self._file.info.record_count != expected:
+        if self.file.info.record_count != expected:
             raise SegmentFileCorrupt(
-                f"{path}: {self._file.info.record_count} bytes of ids, expected {expected}",
+                f"{path}: {self.file.info.record_count} bytes of ids, expected {expected}",
                 path=path,
             )
 
@@ -183,10 +183,10 @@ class IdTable:
         return held + (0 if self._reverse is None else 12 * self._count)
 
     def _range(self, start: int, length: int) -> NDArray[np.uint8]:
-        info = self._file.info
+        info = self.file.info
         first = start // info.page_bytes
         count = -(-(start + length) // info.page_bytes) - first
-        pages = self._file.read(first, count, self._file.checksums()).reshape(-1)
+        pages = self.file.read(first, count, self.file.checksums()).reshape(-1)
         at = start - first * info.page_bytes
         return pages[at : at + length]
 
@@ -204,8 +204,8 @@ class IdTable:
                 or bool(np.any(by_row[1:] < by_row[:-1]))
             ):
                 raise SegmentFileCorrupt(
-                    f"{self._file.path}: text offsets do not rise from 0 to {len(text)}",
-                    path=self._file.path,
+                    f"{self.file.path}: text offsets do not rise from 0 to {len(text)}",
+                    path=self.file.path,
                 )
             self._text = text
         self._by_row = by_row
@@ -244,7 +244,7 @@ class IdTable:
             order = raw[8 * self._count :].view("<u4").astype(np.uint32)
             if bool(np.any(order >= self._count)):
                 raise SegmentFileCorrupt(
-                    f"{self._file.path}: a row number exceeds {self._count}", path=self._file.path
+                    f"{self.file.path}: a row number exceeds {self._count}", path=self.file.path
                 )
             self._reverse = (keys, order)
         keys, order = self._reverse

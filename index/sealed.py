@@ -33,7 +33,8 @@ from stoker.index.residency import Residency
 from stoker.index.settings import IndexSettings
 
 if TYPE_CHECKING:
-    from stoker.index.segment import LoadCounts, PageUnits, SegmentHits
+    from stoker.index.segment import SegmentHits
+    from stoker.index.segment_pages import LoadCounts, PageUnits
 
 _SELECTIONS_KEPT_MAX: Final = 64
 _ROWS_STEP: Final = 4_096

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -22,26 +21,19 @@ import stoker.kernels._core as _core
 from stoker.errors import InputError, UnavailableError
 from stoker.index.ids import IdLayout, IdTable
 from stoker.index.manifest import FILES, Calibration, Manifest
-from stoker.index.paged_file import HEADER_BYTES, PagedFile, SegmentFileCorrupt
-from stoker.index.residency import PAGE_KINDS, KindResidency, Residency
+from stoker.index.paged_file import PagedFile, SegmentFileCorrupt
+from stoker.index.residency import Residency
+from stoker.index.segment_pages import LoadCounts, PageUnits, SegmentPages, check_crc
 from stoker.index.settings import IndexSettings
 
 NO_ROW: Final = 0xFFFFFFFF
 K_MAX: Final = 1000
 # From this target on, answers are scored by full vectors, reading those that are not resident.
 EXACT_TARGET: Final = 0.99
-# Frames that the pool keeps beyond a small budget, so that a query's reads have somewhere to land.
-_BUDGET_PAGES_MIN: Final = 64
 # Error of each plane's estimate times the root of the dimension, for segments too small to measure:
 # the upper end of what was measured between 64 and 768 dimensions.
 _CODE_ERROR: Final = 0.12
 _REFINE_ERROR: Final = 0.01
-# What a walk looks at per answer that it gives, about half of it near the answer and half anywhere:
-# measured at the widths that targets of 0.95 to 0.99 take.
-_CODES_PER_ANSWER: Final = 30.0
-_LINKS_PER_ANSWER: Final = 4.0
-_STAGES: Final = {"upper": 0, "links": 1, "codes": 1, "refine": 2, "vectors": 3}
-
 log = structlog.get_logger(__name__)
 
 
@@ -79,39 +71,6 @@ class SegmentHits:
     deadline_hit: NDArray[np.bool_]
 
 
-@dataclasses.dataclass(frozen=True)
-class PageUnits:
-    """Pages of one kind, the most useful first; what `prefetch` calls a batch of units.
-
-    Attributes:
-        kind: One of `residency.PAGE_KINDS`.
-        stage: Lower stages are loaded first.
-        units: uint32, shape (n,): page numbers of the kind.
-        unit_bytes: Bytes of a page.
-        benefit: float32, shape (n,): heat that lies on each page.
-    """
-
-    kind: str
-    stage: int
-    units: NDArray[np.uint32]
-    unit_bytes: int
-    benefit: NDArray[np.float32]
-
-
-@dataclasses.dataclass(frozen=True)
-class LoadCounts:
-    """What one load did, in pages; the first five add up to the pages asked for."""
-
-    loaded: int
-    already: int
-    no_room: int
-    failed: int
-    not_reached: int
-    bytes_read: int
-    reads: int
-    seconds: float
-
-
 class Segment:
     """One sealed segment over its own page pool.
 
@@ -133,16 +92,11 @@ class Segment:
         self._page_hits = self._page_misses = 0
         ids = IdLayout(manifest.id_kind, manifest.id_by_row_dtype, manifest.id_text_bytes)
         self.ids = IdTable(path / FILES["ids"], ids, manifest.count)
-        self._check_crc("ids", self.ids._file)
-        self._pool: Any = None
-        self._native: Any = None
-        self._stores: dict[str, int] = {}
-        self._files: dict[str, PagedFile] = {}
-        self._upper_links = manifest.levels[0].first_page
-        upper_rows = manifest.levels[1].count if len(manifest.levels) > 1 else 0
-        self._upper_codes = -(-upper_rows // manifest.code_per_page) if upper_rows else 0
-        if manifest.count:
-            self._open_pages(memory_bytes)
+        check_crc(self.ids.file, "ids", manifest)
+        self._pages = (
+            SegmentPages(path, manifest, memory_bytes, settings) if manifest.count else None
+        )
+        self._native: Any = None if self._pages is None else self._open_native(self._pages)
 
     @classmethod
     def open(
@@ -171,52 +125,8 @@ class Segment:
             raise InputError(f"memory_bytes: expected 0 or more, found {budget}")
         return cls(folder, manifest, budget, chosen)
 
-    def _check_crc(self, part: str, file: PagedFile) -> None:
-        if file.info.table_crc != self.manifest.file_crcs[part]:
-            raise SegmentFileCorrupt(
-                f"{file.path}: is not the file that the manifest names (checksum "
-                f"{file.info.table_crc:08x}, expected {self.manifest.file_crcs[part]:08x})",
-                path=file.path,
-            )
-
-    def _open_pages(self, memory_bytes: int) -> None:
+    def _open_native(self, pages: SegmentPages) -> Any:
         m = self.manifest
-        s = self._settings
-        parts = ("links", "codes", "refine", "vectors")
-        for part in (*parts, "transform"):
-            file = PagedFile(self.path / FILES[part], kind=part)
-            self._check_crc(part, file)
-            if file.info.page_bytes != m.page_bytes:
-                raise SegmentFileCorrupt(
-                    f"{file.path}: pages of {file.info.page_bytes} bytes, the manifest says "
-                    f"{m.page_bytes}",
-                    path=file.path,
-                )
-            self._files[part] = file
-        centre = self._files["transform"].read_bytes()
-        if len(centre) != 4 * m.dim:
-            raise SegmentFileCorrupt(
-                f"{self._files['transform'].path}: {len(centre)} bytes, expected {4 * m.dim}",
-                path=self._files["transform"].path,
-            )
-        pages = sum(self._files[part].info.page_count for part in parts)
-        wanted = pages if memory_bytes == 0 else memory_bytes // m.page_bytes
-        budget = min(max(wanted, _BUDGET_PAGES_MIN), max(pages, _BUDGET_PAGES_MIN)) * m.page_bytes
-        self._pool = _core.PagePool(
-            page_bytes=m.page_bytes,
-            budget_bytes=budget,
-            backend=s.io_backend,
-            direct=s.io_direct,
-            prefetch_inflight_bytes_max=s.prefetch_inflight_bytes_max,
-        )
-        for part in parts:
-            file = self._files[part]
-            self._stores[part] = self._pool.add_store(
-                path=str(file.path),
-                offset_bytes=HEADER_BYTES,
-                page_count=file.info.page_count,
-                checksums=file.checksums(),
-            )
         calibration = m.calibration
         layout = _core.SegmentLayout(
             dim=m.dim,
@@ -226,7 +136,7 @@ class Segment:
             code_error=calibration.code_error if calibration else _CODE_ERROR / m.dim**0.5,
             refine_error=calibration.refine_error if calibration else _REFINE_ERROR / m.dim**0.5,
         )
-        layout.set_links(self._stores["links"])
+        layout.set_links(pages.stores["links"])
         for level in m.levels:
             layout.add_level(
                 count=level.count,
@@ -237,26 +147,26 @@ class Segment:
                 first_page=level.first_page,
             )
         layout.set_codes(
-            store=self._stores["codes"],
+            store=pages.stores["codes"],
             record_bytes=m.code_record_bytes,
             per_page=m.code_per_page,
         )
         layout.set_refine(
-            store=self._stores["refine"],
+            store=pages.stores["refine"],
             record_bytes=m.refine_record_bytes,
             per_page=m.refine_per_page,
         )
         layout.set_vectors(
-            store=self._stores["vectors"],
+            store=pages.stores["vectors"],
             record_bytes=m.vector_record_bytes,
             half=m.vector_dtype == "float16",
         )
-        self._native = _core.NativeSegment(
-            pool=self._pool,
+        return _core.NativeSegment(
+            pool=pages.pool,
             layout=layout,
             dim=m.dim,
             seed=m.seed,
-            centre=centre.view("<f4").astype(np.float32),
+            centre=pages.centre,
         )
 
     # ---- facts -------------------------------------------------------------------------------
@@ -286,9 +196,12 @@ class Segment:
         """What sealing measured; None for a segment too small to measure."""
         return self.manifest.calibration
 
-    def _require_open(self) -> None:
+    def _require_open(self) -> SegmentPages | None:
+        """The pages; None for an empty segment."""
+        pages = self._pages
         if self._closed:
             raise SegmentClosed(f"{self.path}: the segment is closed; open it again")
+        return pages
 
     # ---- search ------------------------------------------------------------------------------
 
@@ -506,90 +419,12 @@ class Segment:
         )
         return np.asarray(code), np.asarray(both)
 
-    # ---- loading -----------------------------------------------------------------------------
-
-    def _kind_pages(self, kind: str) -> list[tuple[str, int, int]]:
-        """Store, first page and page count of the ranges that make up a kind."""
-        if not self.manifest.count:
-            return []
-        links = self._files["links"].info.page_count
-        codes = self._files["codes"].info.page_count
-        ranges = {
-            "upper": [("links", 0, self._upper_links), ("codes", 0, self._upper_codes)],
-            "links": [("links", self._upper_links, links - self._upper_links)],
-            "codes": [("codes", self._upper_codes, codes - self._upper_codes)],
-            "refine": [("refine", 0, self._files["refine"].info.page_count)],
-            "vectors": [("vectors", 0, self._files["vectors"].info.page_count)],
-        }
-        if kind not in ranges:
-            raise InputError(f"kind: expected one of {', '.join(PAGE_KINDS)}, found {kind!r}")
-        return [entry for entry in ranges[kind] if entry[2] > 0]
+    # ---- pages -------------------------------------------------------------------------------
 
     def unit_batches(self, heat_by_row: NDArray[np.float32] | None = None) -> list[PageUnits]:
-        """Every page by kind, the most useful first.
-
-        Args:
-            heat_by_row: float32, shape (count,), >= 0: demand that each row is expected to meet.
-                None (or all zero) means that nothing is known: pages then come in file order,
-                which is the order of heat and locality at sealing.
-
-        A page's benefit is the number of times that the expected demand looks at it. Second codes
-        and vectors are looked at for the answers alone. Links and codes are looked at by the walk:
-        half of that falls on the answer's own page and those beside it in the file, which are its
-        graph neighbors by construction, and half anywhere. So every page of the navigation set is
-        worth having, and the hot ones are worth having first.
-        """
-        self._require_open()
-        m = self.manifest
-        heat = np.zeros(m.count, np.float32) if heat_by_row is None else heat_by_row
-        if heat.shape != (m.count,):
-            raise InputError(f"heat: expected shape ({m.count},), found {heat.shape}")
-        batches: list[PageUnits] = []
-        for kind in PAGE_KINDS:
-            count = sum(pages for _, _, pages in self._kind_pages(kind))
-            if count == 0:
-                continue
-            benefit = self._page_heat(kind, heat, count)
-            order = np.argsort(-benefit, kind="stable")
-            batches.append(
-                PageUnits(
-                    kind=kind,
-                    stage=_STAGES[kind],
-                    units=order.astype(np.uint32),
-                    unit_bytes=m.page_bytes,
-                    benefit=benefit[order].astype(np.float32),
-                )
-            )
-        return batches
-
-    def _page_heat(self, kind: str, heat: NDArray[np.float32], count: int) -> NDArray[np.float64]:
-        m = self.manifest
-        total = float(heat.sum())
-        if kind == "upper":
-            # Every query passes here: each page counts as if all heat lay on it.
-            return np.full(count, total)
-        rows = np.flatnonzero(heat)
-        weights = heat[rows].astype(np.float64)
-        if kind == "vectors":
-            first = rows * m.vector_record_bytes // m.page_bytes
-            last = ((rows + 1) * m.vector_record_bytes - 1) // m.page_bytes
-            benefit = np.bincount(first, weights, minlength=count).astype(np.float64)
-            crossing = last > first
-            benefit += np.bincount(last[crossing], weights[crossing], minlength=count)
-            return benefit[:count]
-        per_page, skipped = {
-            "links": (m.levels[0].per_page, 0),
-            "codes": (m.code_per_page, self._upper_codes),
-            "refine": (m.refine_per_page, 0),
-        }[kind]
-        benefit = np.bincount(rows // per_page, weights, minlength=count + skipped).astype(
-            np.float64
-        )
-        if kind != "refine":
-            looks = (_CODES_PER_ANSWER if kind == "codes" else _LINKS_PER_ANSWER) / 2
-            near = np.convolve(benefit, [0.25, 0.5, 0.25], mode="same")
-            benefit = looks * (near + total / len(benefit))
-        return benefit[skipped : skipped + count]
+        """Every page by kind, the most useful first; see `SegmentPages.unit_batches`."""
+        pages = self._require_open()
+        return pages.unit_batches(heat_by_row) if pages else []
 
     def load_units(
         self,
@@ -601,96 +436,31 @@ class Segment:
         cancel: Any = None,
         evict: bool = False,
     ) -> LoadCounts:
-        """Load pages of a kind, at a priority under demand; blocks until done.
-
-        Args:
-            kind: One of `residency.PAGE_KINDS`.
-            units: Page numbers of the kind, in any order; read in file order in large runs.
-            sticky: Keep them until the segment closes.
-            deadline_s: Seconds from now; what is not reached is counted.
-            cancel: A `stoker.kernels._core.CancelFlag` to stop between two reads.
-            evict: Whether other, less used pages may be evicted to make room.
-        """
-        self._require_open()
-        started = time.monotonic()
-        wanted = np.unique(np.ascontiguousarray(units, np.uint32))
-        totals = dict.fromkeys(
-            ("loaded", "already", "no_room", "failed", "not_reached", "reads", "bytes_read"), 0
+        """Load pages of a kind; see `SegmentPages.load_units`. The upper pages bring the ids."""
+        pages = self._require_open()
+        if pages is None:
+            return LoadCounts(0, 0, 0, 0, len(units), 0, 0, 0.0)
+        counts = pages.load_units(
+            kind, units, sticky=sticky, deadline_s=deadline_s, cancel=cancel, evict=evict
         )
-        base = 0
-        for store, first, count in self._kind_pages(kind):
-            part = wanted[(wanted >= base) & (wanted < base + count)]
-            base += count
-            if len(part) == 0:
-                continue
-            left = None if deadline_s is None else deadline_s - (time.monotonic() - started)
-            report = self._pool.load(
-                self._stores[store],
-                (part - np.uint32(base - count) + np.uint32(first)).astype(np.uint32),
-                sticky=sticky,
-                evict=evict,
-                deadline_s=left,
-                cancel=cancel,
-            )
-            for key in totals:
-                totals[key] += report[key]
-        if len(wanted) and int(wanted[-1]) >= base:
-            raise InputError(f"units: {kind} has {base} pages, found {int(wanted[-1])}")
-        if kind == "upper":
-            totals["bytes_read"] += self.ids.load()
-        return LoadCounts(**totals, seconds=time.monotonic() - started)
+        if kind != "upper":
+            return counts
+        return dataclasses.replace(counts, bytes_read=counts.bytes_read + self.ids.load())
 
     def resident_count(self, kind: str, units: NDArray[np.uint32]) -> int:
         """How many of the given pages of a kind are in memory now, from the pool's tables."""
-        self._require_open()
-        state = self._kind_state(kind)
-        wanted = np.asarray(units, np.int64)
-        known = state[wanted[wanted < len(state)]]
-        return int(np.count_nonzero((known == 1) | (known == 2)))
-
-    def _kind_state(self, kind: str) -> NDArray[np.uint8]:
-        """The pool's byte for each page of a kind: 1 resident, 2 sticky, 3 quarantined."""
-        parts = [
-            np.asarray(self._pool.residency(self._stores[store]))[first : first + count]
-            for store, first, count in self._kind_pages(kind)
-        ]
-        return np.concatenate([np.empty(0, np.uint8), *parts])
+        pages = self._require_open()
+        return pages.resident_count(kind, units) if pages else 0
 
     def resident(self) -> Residency:
         """What is in memory now, from the page pool's tables."""
-        self._require_open()
-        m = self.manifest
-        kinds = []
-        for kind in PAGE_KINDS:
-            state = self._kind_state(kind)
-            kinds.append(
-                KindResidency(
-                    kind=kind,
-                    pages=len(state),
-                    resident=int(np.count_nonzero((state == 1) | (state == 2))),
-                    sticky=int(np.count_nonzero(state == 2)),
-                    quarantined=int(np.count_nonzero(state == 3)),
-                    page_bytes=m.page_bytes,
-                )
-            )
-        levels = []
-        links = np.asarray(self._pool.residency(self._stores["links"])) if m.count else None
-        for level in m.levels if links is not None else ():
-            assert links is not None
-            state = links[level.first_page : level.first_page + level.page_count]
-            levels.append(float(np.mean((state == 1) | (state == 2))) if len(state) else 1.0)
-        return Residency(
-            kinds=tuple(kinds),
-            levels=tuple(levels),
-            total_bytes=sum(entry.pages * entry.page_bytes for entry in kinds),
-            resident_bytes=sum(entry.resident_bytes for entry in kinds),
-            budget_bytes=int(self._pool.stats()["budget_bytes"]) if self._pool else 0,
-        )
+        pages = self._require_open()
+        return pages.resident() if pages else Residency((), (), 0, 0, 0)
 
     def pool_stats(self) -> dict[str, int]:
         """The page pool's counters; empty for an empty segment."""
-        self._require_open()
-        return dict(self._pool.stats()) if self._pool else {}
+        pages = self._require_open()
+        return dict(pages.pool.stats()) if pages else {}
 
     def damaged_pages(self) -> dict[str, list[int]]:
         """Every page of every file that fails its checksum, by file name; reads all of them."""
@@ -706,8 +476,7 @@ class Segment:
         with self._lock:
             self._closed = True
             self._native = None
-            self._pool = None
-            self._stores = {}
+            self._pages = None
 
     def __enter__(self) -> Segment:
         return self

@@ -19,7 +19,7 @@ from stoker.index.sealed import SealedSegment
 from stoker.index.view import View
 
 if TYPE_CHECKING:
-    from stoker.index.segment import LoadCounts
+    from stoker.index.segment_pages import LoadCounts
 
 _UNITS_MAX: Final = 1 << 32
 _PAGE_BYTES_MIN: Final = 4_096
@@ -133,7 +133,7 @@ class UnitNumbers:
         deadline_s: float | None,
     ) -> LoadCounts:
         """Load pages; see `Collection.load_units`."""
-        from stoker.index.segment import LoadCounts
+        from stoker.index.segment_pages import LoadCounts
 
         started = time.monotonic()
         names = [f.name for f in dataclasses.fields(LoadCounts) if f.name != "seconds"]

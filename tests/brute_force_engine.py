@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from stoker.errors import CorruptError
 from stoker.index.exact import Metric, score_pairs, top
 from stoker.index.residency import KindResidency, Residency
-from stoker.index.segment import LoadCounts, PageUnits, SegmentHits
+from stoker.index.segment import SegmentHits
+from stoker.index.segment_pages import LoadCounts, PageUnits
 from stoker.index.settings import IndexSettings
 
 ROWS_PER_PAGE = 4

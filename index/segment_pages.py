@@ -1,0 +1,297 @@
+"""The pages of an open segment: in a pool, by kind, loaded when told and counted when asked."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+import stoker.kernels._core as _core
+from stoker.errors import InputError
+from stoker.index.manifest import FILES, Manifest
+from stoker.index.paged_file import HEADER_BYTES, PagedFile, SegmentFileCorrupt
+from stoker.index.residency import PAGE_KINDS, KindResidency, Residency
+from stoker.index.settings import IndexSettings
+
+# Frames that the pool keeps beyond a small budget, so that a query's reads have somewhere to land.
+_BUDGET_PAGES_MIN: Final = 64
+# What a walk looks at per answer that it gives, about half of it near the answer and half anywhere:
+# measured at the widths that targets of 0.95 to 0.99 take.
+_CODES_PER_ANSWER: Final = 30.0
+_LINKS_PER_ANSWER: Final = 4.0
+_STAGES: Final = {"upper": 0, "links": 1, "codes": 1, "refine": 2, "vectors": 3}
+_PARTS: Final = ("links", "codes", "refine", "vectors")
+
+
+@dataclasses.dataclass(frozen=True)
+class PageUnits:
+    """Pages of one kind, the most useful first; what `prefetch` calls a batch of units.
+
+    Attributes:
+        kind: One of `residency.PAGE_KINDS`.
+        stage: Lower stages are loaded first.
+        units: uint32, shape (n,): page numbers of the kind.
+        unit_bytes: Bytes of a page.
+        benefit: float32, shape (n,): heat that lies on each page.
+    """
+
+    kind: str
+    stage: int
+    units: NDArray[np.uint32]
+    unit_bytes: int
+    benefit: NDArray[np.float32]
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadCounts:
+    """What one load did, in pages; the first five add up to the pages asked for."""
+
+    loaded: int
+    already: int
+    no_room: int
+    failed: int
+    not_reached: int
+    bytes_read: int
+    reads: int
+    seconds: float
+
+
+def check_crc(file: PagedFile, part: str, manifest: Manifest) -> None:
+    """Refuse a file that is whole, but not the one that the manifest names."""
+    if file.info.table_crc != manifest.file_crcs[part]:
+        raise SegmentFileCorrupt(
+            f"{file.path}: is not the file that the manifest names (checksum "
+            f"{file.info.table_crc:08x}, expected {manifest.file_crcs[part]:08x})",
+            path=file.path,
+        )
+
+
+class SegmentPages:
+    """Four files of one segment under one page pool.
+
+    Attributes:
+        pool: The native page pool.
+        stores: The pool's number of each part.
+        centre: float32, shape (dim,): what coding subtracts.
+    """
+
+    def __init__(
+        self, folder: Path, manifest: Manifest, memory_bytes: int, settings: IndexSettings
+    ) -> None:
+        """Read headers, checksum tables and the centre; see `Segment.open` for what it raises."""
+        m = manifest
+        self._manifest = manifest
+        self._files: dict[str, PagedFile] = {}
+        self._upper_links = m.levels[0].first_page
+        upper_rows = m.levels[1].count if len(m.levels) > 1 else 0
+        self._upper_codes = -(-upper_rows // m.code_per_page) if upper_rows else 0
+        for part in (*_PARTS, "transform"):
+            file = PagedFile(folder / FILES[part], kind=part)
+            check_crc(file, part, m)
+            if file.info.page_bytes != m.page_bytes:
+                raise SegmentFileCorrupt(
+                    f"{file.path}: pages of {file.info.page_bytes} bytes, the manifest says "
+                    f"{m.page_bytes}",
+                    path=file.path,
+                )
+            self._files[part] = file
+        centre = self._files["transform"].read_bytes()
+        if len(centre) != 4 * m.dim:
+            raise SegmentFileCorrupt(
+                f"{self._files['transform'].path}: {len(centre)} bytes, expected {4 * m.dim}",
+                path=self._files["transform"].path,
+            )
+        pages = sum(self._files[part].info.page_count for part in _PARTS)
+        wanted = pages if memory_bytes == 0 else memory_bytes // m.page_bytes
+        budget = min(max(wanted, _BUDGET_PAGES_MIN), max(pages, _BUDGET_PAGES_MIN)) * m.page_bytes
+        self.stores: dict[str, int] = {}
+        self.pool: Any = _core.PagePool(
+            page_bytes=m.page_bytes,
+            budget_bytes=budget,
+            backend=settings.io_backend,
+            direct=settings.io_direct,
+            prefetch_inflight_bytes_max=settings.prefetch_inflight_bytes_max,
+        )
+        for part in _PARTS:
+            file = self._files[part]
+            self.stores[part] = self.pool.add_store(
+                path=str(file.path),
+                offset_bytes=HEADER_BYTES,
+                page_count=file.info.page_count,
+                checksums=file.checksums(),
+            )
+        self.centre = centre.view("<f4").astype(np.float32)
+
+    def _kind_pages(self, kind: str) -> list[tuple[str, int, int]]:
+        """Store, first page and page count of the ranges that make up a kind."""
+        links = self._files["links"].info.page_count
+        codes = self._files["codes"].info.page_count
+        ranges = {
+            "upper": [("links", 0, self._upper_links), ("codes", 0, self._upper_codes)],
+            "links": [("links", self._upper_links, links - self._upper_links)],
+            "codes": [("codes", self._upper_codes, codes - self._upper_codes)],
+            "refine": [("refine", 0, self._files["refine"].info.page_count)],
+            "vectors": [("vectors", 0, self._files["vectors"].info.page_count)],
+        }
+        if kind not in ranges:
+            raise InputError(f"kind: expected one of {', '.join(PAGE_KINDS)}, found {kind!r}")
+        return [entry for entry in ranges[kind] if entry[2] > 0]
+
+    def unit_batches(self, heat_by_row: NDArray[np.float32] | None = None) -> list[PageUnits]:
+        """Every page by kind, the most useful first.
+
+        Args:
+            heat_by_row: float32, shape (count,), >= 0: demand that each row is expected to meet.
+                None (or all zero) means that nothing is known: pages then come in file order,
+                which is the order of heat and locality at sealing.
+
+        A page's benefit is the number of times that the expected demand looks at it. Second codes
+        and vectors are looked at for the answers alone. Links and codes are looked at by the walk:
+        half of that falls on the answer's own page and those beside it in the file, which are its
+        graph neighbors by construction, and half anywhere. So every page of the navigation set is
+        worth having, and the hot ones are worth having first.
+        """
+        m = self._manifest
+        heat = np.zeros(m.count, np.float32) if heat_by_row is None else heat_by_row
+        if heat.shape != (m.count,):
+            raise InputError(f"heat: expected shape ({m.count},), found {heat.shape}")
+        batches: list[PageUnits] = []
+        for kind in PAGE_KINDS:
+            count = sum(pages for _, _, pages in self._kind_pages(kind))
+            if count == 0:
+                continue
+            benefit = self._page_heat(kind, heat, count)
+            order = np.argsort(-benefit, kind="stable")
+            batches.append(
+                PageUnits(
+                    kind=kind,
+                    stage=_STAGES[kind],
+                    units=order.astype(np.uint32),
+                    unit_bytes=m.page_bytes,
+                    benefit=benefit[order].astype(np.float32),
+                )
+            )
+        return batches
+
+    def _page_heat(self, kind: str, heat: NDArray[np.float32], count: int) -> NDArray[np.float64]:
+        m = self._manifest
+        total = float(heat.sum())
+        if kind == "upper":
+            # Every query passes here: each page counts as if all heat lay on it.
+            return np.full(count, total)
+        rows = np.flatnonzero(heat)
+        weights = heat[rows].astype(np.float64)
+        if kind == "vectors":
+            first = rows * m.vector_record_bytes // m.page_bytes
+            last = ((rows + 1) * m.vector_record_bytes - 1) // m.page_bytes
+            benefit = np.bincount(first, weights, minlength=count).astype(np.float64)
+            crossing = last > first
+            benefit += np.bincount(last[crossing], weights[crossing], minlength=count)
+            return benefit[:count]
+        per_page, skipped = {
+            "links": (m.levels[0].per_page, 0),
+            "codes": (m.code_per_page, self._upper_codes),
+            "refine": (m.refine_per_page, 0),
+        }[kind]
+        benefit = np.bincount(rows // per_page, weights, minlength=count + skipped).astype(
+            np.float64
+        )
+        if kind != "refine":
+            looks = (_CODES_PER_ANSWER if kind == "codes" else _LINKS_PER_ANSWER) / 2
+            near = np.convolve(benefit, [0.25, 0.5, 0.25], mode="same")
+            benefit = looks * (near + total / len(benefit))
+        return benefit[skipped : skipped + count]
+
+    def load_units(
+        self,
+        kind: str,
+        units: NDArray[np.uint32],
+        *,
+        sticky: bool = False,
+        deadline_s: float | None = None,
+        cancel: Any = None,
+        evict: bool = False,
+    ) -> LoadCounts:
+        """Load pages of a kind, at a priority under demand; blocks until done.
+
+        Args:
+            kind: One of `residency.PAGE_KINDS`.
+            units: Page numbers of the kind, in any order; read in file order in large runs.
+            sticky: Keep them until the segment closes.
+            deadline_s: Seconds from now; what is not reached is counted.
+            cancel: A `stoker.kernels._core.CancelFlag` to stop between two reads.
+            evict: Whether other, less used pages may be evicted to make room.
+        """
+        started = time.monotonic()
+        wanted = np.unique(np.ascontiguousarray(units, np.uint32))
+        totals = dict.fromkeys(
+            ("loaded", "already", "no_room", "failed", "not_reached", "reads", "bytes_read"), 0
+        )
+        base = 0
+        for store, first, count in self._kind_pages(kind):
+            part = wanted[(wanted >= base) & (wanted < base + count)]
+            base += count
+            if len(part) == 0:
+                continue
+            left = None if deadline_s is None else deadline_s - (time.monotonic() - started)
+            report = self.pool.load(
+                self.stores[store],
+                (part - np.uint32(base - count) + np.uint32(first)).astype(np.uint32),
+                sticky=sticky,
+                evict=evict,
+                deadline_s=left,
+                cancel=cancel,
+            )
+            for key in totals:
+                totals[key] += report[key]
+        if len(wanted) and int(wanted[-1]) >= base:
+            raise InputError(f"units: {kind} has {base} pages, found {int(wanted[-1])}")
+        return LoadCounts(**totals, seconds=time.monotonic() - started)
+
+    def resident_count(self, kind: str, units: NDArray[np.uint32]) -> int:
+        """How many of the given pages of a kind are in memory now, from the pool's tables."""
+        state = self._kind_state(kind)
+        wanted = np.asarray(units, np.int64)
+        known = state[wanted[wanted < len(state)]]
+        return int(np.count_nonzero((known == 1) | (known == 2)))
+
+    def _kind_state(self, kind: str) -> NDArray[np.uint8]:
+        """The pool's byte for each page of a kind: 1 resident, 2 sticky, 3 quarantined."""
+        parts = [
+            np.asarray(self.pool.residency(self.stores[store]))[first : first + count]
+            for store, first, count in self._kind_pages(kind)
+        ]
+        return np.concatenate([np.empty(0, np.uint8), *parts])
+
+    def resident(self) -> Residency:
+        """What is in memory now, from the page pool's tables."""
+        m = self._manifest
+        kinds = []
+        for kind in PAGE_KINDS:
+            state = self._kind_state(kind)
+            kinds.append(
+                KindResidency(
+                    kind=kind,
+                    pages=len(state),
+                    resident=int(np.count_nonzero((state == 1) | (state == 2))),
+                    sticky=int(np.count_nonzero(state == 2)),
+                    quarantined=int(np.count_nonzero(state == 3)),
+                    page_bytes=m.page_bytes,
+                )
+            )
+        levels = []
+        links = np.asarray(self.pool.residency(self.stores["links"]))
+        for level in m.levels:
+            state = links[level.first_page : level.first_page + level.page_count]
+            levels.append(float(np.mean((state == 1) | (state == 2))) if len(state) else 1.0)
+        return Residency(
+            kinds=tuple(kinds),
+            levels=tuple(levels),
+            total_bytes=sum(entry.pages * entry.page_bytes for entry in kinds),
+            resident_bytes=sum(entry.resident_bytes for entry in kinds),
+            budget_bytes=int(self.pool.stats()["budget_bytes"]),
+        )
