@@ -92,6 +92,19 @@ class ConfluentLog:
                 f"found {policy}; change the topic, or name another"
             )
 
+    def _wait_for_leaders(self, admin: Any, spec: TopicSpec) -> None:
+        """Wait until the brokers know the new topic: they learn of it after it is made."""
+        deadline_s = time.monotonic() + self.options.request_timeout_s
+        while time.monotonic() < deadline_s:
+            found = admin.list_topics(spec.name, timeout=self.options.request_timeout_s)
+            partitions = found.topics[spec.name].partitions.values()
+            if len(partitions) == spec.partition_count and all(p.leader >= 0 for p in partitions):
+                return
+            time.sleep(_FULL_WAIT_S)
+        raise LogUnavailable(
+            f"Kafka at {self.options.bootstrap}: topic {spec.name} was made, but has no leaders yet"
+        )
+
     def append(self, topic: str, key: bytes, payloads: Sequence[bytes | None]) -> None:
         """Append records of one key; all in-sync replicas have them when it returns."""
         self.append_batch(topic, [(key, payload) for payload in payloads])
@@ -366,7 +379,11 @@ class ConfluentConsumer:
                     resets=self._resets,
                 )
                 self._next[partition] = None
-                self._client.seek(TopicPartition(self._topic, partition, OFFSET_BEGINNING))
+                # Seeking is refused here: the client has stopped reading the partition.
+                self._client.incremental_unassign([TopicPartition(self._topic, partition)])
+                self._client.incremental_assign(
+                    [TopicPartition(self._topic, partition, OFFSET_BEGINNING)]
+                )
         elif code not in (KafkaError._PARTITION_EOF, KafkaError._TRANSPORT):
             raise KafkaException(error)
 

@@ -232,6 +232,11 @@ class ConsumeLoop:
             lag_age_s=age_s,
         )
 
+    @property
+    def partitions(self) -> frozenset[int]:
+        """The partitions that this member reads now."""
+        return frozenset(self._held)
+
     def measure_lag(self) -> None:
         """Ask the log how many records are still to be read; owner's thread only."""
         if self._consumer is not None:

@@ -5,12 +5,16 @@ What the client does, and how it is met here:
 * A deserialiser that raises makes `poll` spin for ever: we take raw bytes, and decode ourselves.
 * It has no bound on the producer's memory: an append hands over one bounded batch and waits for it.
 * Its input and output run in a thread of its own, and so do rebalance listeners, possibly while the
-  owner works on what `poll` returned: a lock is given up only inside `poll`, so the listener and
-  the owner never run at once; records that came with a revoked partition are dropped.
+  owner works on what `poll` returned: a lock is given up only while the owner is inside the client,
+  so the listener and the owner never run at once; records that came with a revoked partition are
+  dropped. A listener that waits for the lock holds up the client's thread, so the owner never
+  calls the client with the lock in hand.
 * Committing in a synchronous listener raises: ours is asynchronous and awaits the commit.
 * Where retention has taken an offset, it would silently jump: the policy is "none", and we reset to
   the oldest record ourselves, counted and logged once.
 * After a delivery fails, an idempotent producer may be left unusable: it is made anew.
+* A consumer or admin client whose first connection fails leaves a thread and four descriptors
+  behind: `_made` closes what the failed constructor had opened.
 * `describe_cluster` fails on some brokers: listing topics is the health check.
 * It logs every attempt to connect: its logger is quietened, we report the state's changes.
 """
@@ -37,6 +41,7 @@ from kafka import (
 )
 from kafka.admin import ConfigResource, ConfigResourceType
 from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
+from kafka.net.compat import KafkaNetClient
 
 from stoker.errors import ConfigError, InputError
 from stoker.service.kafka_options import KafkaOptions
@@ -52,7 +57,6 @@ from stoker.service.streams import (
 
 log = structlog.get_logger(__name__)
 
-_LISTENER_WAIT_S: Final = 10.0
 _FETCH_BYTES: Final = 8 << 20
 
 
@@ -136,8 +140,11 @@ class KafkaLog:
         """Return per partition (oldest, next) offset."""
         with _translated("offsets", self.options), self._lock:
             if self._offsets_reader is None:
-                self._offsets_reader = KafkaConsumer(
-                    **self.options.kafka_python(), group_id=None, enable_auto_commit=False
+                self._offsets_reader = _made(
+                    KafkaConsumer,
+                    **self.options.kafka_python(),
+                    group_id=None,
+                    enable_auto_commit=False,
                 )
             reader = self._offsets_reader
             partitions = reader.partitions_for_topic(topic)
@@ -172,14 +179,15 @@ class KafkaLog:
 
     def _admin_client(self) -> Any:
         if self._admin is None:
-            self._admin = KafkaAdminClient(**self.options.kafka_python())
+            self._admin = _made(KafkaAdminClient, **self.options.kafka_python())
         return self._admin
 
     def _producer_client(self) -> Any:
         with self._lock:
             if self._producer is None:
                 compression = self.options.compression
-                self._producer = KafkaProducer(
+                self._producer = _made(
+                    KafkaProducer,
                     **self.options.kafka_python(),
                     acks="all",
                     enable_idempotence=True,
@@ -223,14 +231,19 @@ class KafkaGroupConsumer:
         self._next: dict[int, int | None] = {}
         self._gained: set[int] = set()
         self._revoked_in_poll: set[int] = set()
+        # Revoked while the owner was busy for too long to be asked; it learns in its next turn.
+        self._lost_unheard: set[int] = set()
         self._resets = 0
         self._closed = False
         self._failure: Exception | None = None
-        # Held by the owner except inside the client's own poll; see the module's text.
+        # Held by the owner except inside the client; see the module's text.
         self._turn = threading.Lock()
         self._turn.acquire()
+        self._turn_wait_s = options.session_timeout_s / 3
+        self._sets_lock = threading.Lock()
         session_ms = round(options.session_timeout_s * 1000)
-        self._client = KafkaConsumer(
+        self._client = _made(
+            KafkaConsumer,
             **options.kafka_python(),
             group_id=group,
             enable_auto_commit=False,
@@ -252,6 +265,7 @@ class KafkaGroupConsumer:
         while True:
             left_s = max(0.0, deadline_s - time.monotonic())
             with _translated("poll", self._options):
+                self._note_unheard()
                 batches = self._poll_client(max_events, left_s)
                 if self._failure is not None:
                     failure, self._failure = self._failure, None
@@ -273,7 +287,7 @@ class KafkaGroupConsumer:
                 "belong to another member now; nothing was stored"
             )
         try:
-            with _translated("commit", self._options):
+            with _translated("commit", self._options), self._inside_client():
                 self._client.commit(
                     self._spelled(offsets),
                     timeout_ms=round(self._options.request_timeout_s * 1000),
@@ -299,11 +313,11 @@ class KafkaGroupConsumer:
                 lags[partition] = max(0, mark - at)
         if unknown:
             wait_ms = round(self._options.request_timeout_s * 1000)
-            with _translated("lag", self._options):
+            with _translated("lag", self._options), self._inside_client():
                 ends = self._client.end_offsets(unknown, timeout_ms=wait_ms)
                 oldest = self._client.beginning_offsets(unknown, timeout_ms=wait_ms)
             for tp in unknown:
-                at = self._next[tp.partition]
+                at = self._next.get(tp.partition)
                 lags[tp.partition] = max(0, ends[tp] - (oldest[tp] if at is None else at))
         return lags
 
@@ -317,34 +331,34 @@ class KafkaGroupConsumer:
         if self._closed:
             return
         self._closed = True
-        self._turn.release()
-        try:
+        with self._inside_client():
             self._client.close(
                 autocommit=False, timeout_ms=round(self._options.request_timeout_s * 1000)
             )
-        finally:
-            self._turn.acquire()
 
     def _poll_client(self, max_events: int, timeout_s: float) -> Mapping[Any, Sequence[Any]]:
         self._revoked_in_poll.clear()
-        self._turn.release()
         try:
-            polled: Mapping[Any, Sequence[Any]] = self._client.poll(
-                timeout_ms=round(timeout_s * 1000), max_records=max_events
-            )
+            with self._inside_client():
+                polled: Mapping[Any, Sequence[Any]] = self._client.poll(
+                    timeout_ms=round(timeout_s * 1000), max_records=max_events
+                )
         except kafka.errors.OffsetOutOfRangeError as error:
-            self._turn.acquire()
             self._reset(error.args[0] if error.args else {})
             return {}
         except kafka.errors.NoOffsetForPartitionError:
             # New partitions without a committed offset; the owner's listener says where they start.
-            self._turn.acquire()
             return {}
-        except BaseException:
-            self._turn.acquire()
-            raise
-        self._turn.acquire()
         return polled
+
+    @contextmanager
+    def _inside_client(self) -> Iterator[None]:
+        """Let listeners run while the owner waits in the client."""
+        self._turn.release()
+        try:
+            yield
+        finally:
+            self._turn.acquire()
 
     def _accept(self, batches: Mapping[Any, Sequence[Any]]) -> list[Record]:
         topic = self._topic
@@ -369,15 +383,21 @@ class KafkaGroupConsumer:
         return records
 
     def _take_gained(self) -> None:
-        gained = sorted(self._gained)
         wait_ms = round(self._options.request_timeout_s * 1000)
-        committed = {
-            partition: self._client.committed(
-                TopicPartition(self._topic, partition), timeout_ms=wait_ms
-            )
-            for partition in gained
-        }
-        self._gained.difference_update(gained)
+        with self._sets_lock:
+            asked = sorted(self._gained)
+        with self._inside_client():
+            found = {
+                partition: self._client.committed(
+                    TopicPartition(self._topic, partition), timeout_ms=wait_ms
+                )
+                for partition in asked
+            }
+        with self._sets_lock:  # some may have been revoked while we asked
+            committed = {p: offset for p, offset in found.items() if p in self._gained}
+            self._gained.difference_update(committed)
+        if not committed:
+            return
         starts: Mapping[int, int | None] = {}
         if self._listener is not None:
             starts = self._listener.partitions_assigned(committed)
@@ -389,7 +409,7 @@ class KafkaGroupConsumer:
             "service.partitions_assigned",
             topic=self._topic,
             group=self._group,
-            partitions=gained,
+            partitions=sorted(committed),
         )
 
     def _seek(self, partition: int, offset: int | None) -> None:
@@ -425,11 +445,9 @@ class KafkaGroupConsumer:
 
     async def _revoke(self, partitions: set[int]) -> None:
         """Run in the client's thread, between the owner's turns."""
-        if not self._turn.acquire(timeout=_LISTENER_WAIT_S):
-            raise LogUnavailable("the consumer's owner did not poll in time for a rebalance")
+        if not self._take_turn(partitions):
+            return
         try:
-            self._revoked_in_poll |= partitions
-            self._gained -= partitions
             known = sorted(partitions & self._next.keys())
             offsets: Mapping[int, int] = {}
             try:
@@ -461,24 +479,12 @@ class KafkaGroupConsumer:
 
     async def _lose(self, partitions: set[int]) -> None:
         """Run in the client's thread, between the owner's turns."""
-        if not self._turn.acquire(timeout=_LISTENER_WAIT_S):
-            raise LogUnavailable("the consumer's owner did not poll in time for a rebalance")
+        if not self._take_turn(partitions):
+            return
         try:
-            self._revoked_in_poll |= partitions
-            self._gained -= partitions
             known = sorted(partitions & self._next.keys())
-            for partition in known:
-                del self._next[partition]
             if known:
-                log.warning(
-                    "service.partitions_lost",
-                    topic=self._topic,
-                    group=self._group,
-                    partitions=known,
-                    lease_s=self._options.session_timeout_s,
-                )
-                if self._listener is not None:
-                    self._listener.partitions_lost(known)
+                self._forget(known)
         except Exception as error:
             self._failure = error
         finally:
@@ -486,7 +492,39 @@ class KafkaGroupConsumer:
 
     def _gain(self, partitions: set[int]) -> None:
         """Run in the client's thread; the owner asks for offsets and seeks in its next turn."""
-        self._gained |= partitions
+        with self._sets_lock:
+            self._gained |= partitions
+
+    def _take_turn(self, gone: set[int]) -> bool:
+        """Take the lock in the client's thread; without it, leave word for the owner."""
+        taken = self._turn.acquire(timeout=self._turn_wait_s)
+        with self._sets_lock:
+            self._gained -= gone
+            if taken:
+                self._revoked_in_poll |= gone
+            else:
+                self._lost_unheard |= gone
+        return taken
+
+    def _note_unheard(self) -> None:
+        with self._sets_lock:
+            gone, self._lost_unheard = self._lost_unheard, set()
+        known = sorted(gone & self._next.keys())
+        if known:
+            self._forget(known)
+
+    def _forget(self, partitions: list[int]) -> None:
+        for partition in partitions:
+            del self._next[partition]
+        log.warning(
+            "service.partitions_lost",
+            topic=self._topic,
+            group=self._group,
+            partitions=partitions,
+            lease_s=self._options.session_timeout_s,
+        )
+        if self._listener is not None:
+            self._listener.partitions_lost(partitions)
 
 
 class _Listener(AsyncConsumerRebalanceListener):  # type: ignore[misc]
@@ -513,6 +551,22 @@ _FENCED: Final = (
 )
 
 
+def _made(client_class: Any, **settings: Any) -> Any:
+    """Construct a client; where that fails, close the connection that it had begun to use."""
+    opened: list[Any] = []
+
+    def connect(*args: Any, **kwargs: Any) -> Any:
+        opened.append(KafkaNetClient(*args, **kwargs))
+        return opened[-1]
+
+    try:
+        return client_class(kafka_client=connect, **settings)
+    except BaseException:
+        for connection in opened:
+            connection.close()
+        raise
+
+
 @contextmanager
 def _translated(action: str, options: KafkaOptions) -> Iterator[None]:
     """Turn the client's errors into ours, in one place."""
@@ -520,7 +574,7 @@ def _translated(action: str, options: KafkaOptions) -> Iterator[None]:
         yield
     except _FENCED:
         raise
-    except (kafka.errors.MessageSizeTooLargeError, kafka.errors.RecordTooLargeError) as error:
+    except kafka.errors.MessageSizeTooLargeError as error:
         raise RecordTooLarge(f"Kafka at {options.bootstrap}: {action}: {error}") from error
     except (kafka.errors.KafkaError, OSError) as error:
         detail = str(error) or type(error).__name__

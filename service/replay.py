@@ -214,6 +214,11 @@ class _Tally:
 def chosen(
     occurrences: Iterable[Occurrence], *, until_s: float | None, sample_ratio: float, seed: int
 ) -> Iterator[Occurrence]:
+    """Yield what happened until `until_s`, in a share of the sessions that `seed` chooses.
+
+    Raises:
+        ConfigError: `sample_ratio` is not in (0, 1].
+    """
     if not 0 < sample_ratio <= 1:
         raise ConfigError(f"sample: expected more than 0 and at most 1, found {sample_ratio}")
     for occurrence in occurrences:

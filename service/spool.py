@@ -113,6 +113,10 @@ class SpooledLog:
         self, topic: str, group: str, *, listener: RebalanceListener | None = None
     ) -> Consumer:
         """Join a group of the target; see `EventLog`."""
+        # A client that subscribes to a topic before it is there looks again only after minutes.
+        forwarder = self._forwarders.get(topic)
+        if forwarder is not None:
+            forwarder.make_topic()
         return self._target.consumer(topic, group, listener=listener)
 
     def offsets(self, topic: str) -> dict[int, tuple[int, int]]:
@@ -204,15 +208,19 @@ class _Forwarder:
                 return
         self._consumer.close()
 
+    def make_topic(self) -> None:
+        """Make the target's topic, once; safe from several threads."""
+        if not self._made:
+            self._target.ensure_topic(self._spec)
+            self._made = True
+
     def forward(self, wait_s: float) -> int:
         """Forward one batch, waiting at most `wait_s` for something to do."""
         if not self._unsent:
             self._unsent = self._consumer.poll(self._batch_events_max, wait_s)
         if not self._unsent:
             return 0
-        if not self._made:
-            self._target.ensure_topic(self._spec)
-            self._made = True
+        self.make_topic()
         records = self._unsent
         entries = [(record.key, record.value) for record in records]
         try:
