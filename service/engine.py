@@ -13,27 +13,21 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from dataclasses import field as dataclass_field
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from stoker.errors import InputError, StokerError
-from stoker.index.document_values import Document
+from stoker.errors import StokerError
 from stoker.index.documents import StorageFull as DocumentsFull
 from stoker.index.filters import FilterError
 from stoker.index.generation import NoRoom
 from stoker.index.hits import Hits
-from stoker.index.residency import Residency
-from stoker.kvcache.guards import Guard
-from stoker.kvcache.lookup import Decision, Fence, LookupReuse, Reuse
+from stoker.kvcache.lookup import Fence, Reuse
 from stoker.prefetch.events import (
     DOCUMENT_DELETED,
     DOCUMENT_UPSERTED,
@@ -42,19 +36,17 @@ from stoker.prefetch.events import (
     EventError,
     new_event,
 )
-from stoker.prefetch.protocols import WarmSource
 from stoker.prefetch.receipt import Receipt
 from stoker.service.answers import (
     Completeness,
     Readiness,
-    ReuseDecision,
     SearchAnswer,
     SearchResult,
     Timings,
     WarmupStatus,
 )
 from stoker.service.bodies import DocumentRow, SearchRequest, WarmupRequest
-from stoker.service.heat_keeper import HeatKeeper
+from stoker.service.engine_parts import Parts
 from stoker.service.metrics import Metrics
 from stoker.service.problems import (
     DeadlinePassed,
@@ -62,79 +54,16 @@ from stoker.service.problems import (
     RequestError,
     StorageFull,
 )
-from stoker.service.publisher import Publisher
+from stoker.service.reuse_front import ReuseFront
 from stoker.service.settings import StokerConfig
-from stoker.service.streams import EventLog
-from stoker.service.text_model import TextModel
 from stoker.service.warmup import WarmupRunner
 
 log = structlog.get_logger(__name__)
 
 Vector = NDArray[np.float32]
 
-_VERIFY_PENDING_MAX = 16
-_KNOWN_ANSWERS_MAX = 20_000
 _STOP_S = 10.0
 _EVENT_CHUNKS = 1_000
-
-
-class ServingIndex(Protocol):
-    """What the engine needs of an index; `service.collection_index.CollectionIndex` is one."""
-
-    @property
-    def dim(self) -> int: ...
-    @property
-    def metric(self) -> str: ...
-    @property
-    def generation(self) -> int: ...
-    @property
-    def change_offset(self) -> int: ...
-    @property
-    def id_kind(self) -> str | None: ...
-    @property
-    def count(self) -> int: ...
-    @property
-    def mode(self) -> str: ...
-    def search(
-        self,
-        query: Vector,
-        k: int = 10,
-        *,
-        ef: int | None = None,
-        recall_target: float | None = None,
-        deadline_ms: float | None = None,
-        filter: Mapping[str, Any] | None = None,
-    ) -> Hits: ...
-    def documents(self, ids: Sequence[int | str], tenant: str) -> Sequence[Document | None]: ...
-    def contains(self, ids: Sequence[int | str], tenant: str) -> NDArray[np.bool_]: ...
-    def upsert(
-        self,
-        ids: Sequence[int | str],
-        vectors: Vector,
-        *,
-        texts: Sequence[str | None] | None = None,
-        metadata: Sequence[Mapping[str, Any] | None] | None = None,
-        tenant: str,
-    ) -> int: ...
-    def delete(self, ids: Sequence[int | str], tenant: str) -> int: ...
-    def refresh(self) -> bool: ...
-    def warm_sources(self) -> Sequence[WarmSource]: ...
-    def page_counts(self) -> tuple[int, int]: ...
-    def resident(self) -> Residency: ...
-    def close(self) -> None: ...
-
-
-@dataclass
-class Parts:
-    """What an engine is made of. None means that a part is off; ``off`` says why, by name."""
-
-    index: ServingIndex
-    text_model: TextModel
-    reuse: LookupReuse | None = None
-    event_log: EventLog | None = None
-    publisher: Publisher | None = None
-    heat: HeatKeeper | None = None
-    off: Mapping[str, str] = dataclass_field(default_factory=dict)
 
 
 class Engine:
@@ -170,17 +99,15 @@ class Engine:
         self._parts = parts
         self._index = parts.index
         self._text = parts.text_model
-        self._reuse = parts.reuse
+        self._reuse = ReuseFront(
+            parts.reuse, metric=parts.index.metric, off=parts.off.get("reuse", "off")
+        )
         self._monotonic = monotonic
         self._wall = wall
         self._closed = False
         self._closing = threading.Event()
         self._when_closed = closed
-        self._verifier = ThreadPoolExecutor(1, thread_name_prefix="reuse-verify")
-        self._verify_slots = threading.BoundedSemaphore(_VERIFY_PENDING_MAX)
-        self._known: OrderedDict[tuple[str, str], Completeness] = OrderedDict()
-        self._known_lock = threading.Lock()
-        self._write_lock = threading.Lock()
+        self._lock = threading.Lock()
         self._counted: dict[str, float] = {}
         self._warmup = WarmupRunner(
             parts.index.warm_sources,
@@ -222,14 +149,14 @@ class Engine:
 
         A second call does nothing.
         """
-        with self._write_lock:
+        with self._lock:
             if self._closed:
                 return
             self._closed = True
         self._closing.set()
         parts = self._parts
         idle = self._warmup.stop(_STOP_S)
-        self._verifier.shutdown(wait=True, cancel_futures=True)
+        self._reuse.close()
         if parts.publisher is not None:
             parts.publisher.close()
         if parts.heat is not None:
@@ -274,7 +201,7 @@ class Engine:
         off = self._parts.off
         return {
             "text": self._text.state,
-            "reuse": "on" if self._reuse is not None else off.get("reuse", "off"),
+            "reuse": self._reuse.state,
             "events": "on" if self._parts.event_log is not None else off.get("events", "off"),
             "writes": "on" if self._writable else off.get("writes", "off: opened read-only"),
         }
@@ -319,21 +246,21 @@ class Engine:
             )
         fence = Fence(self._index.generation, self._index.change_offset)
         mark = self._monotonic()
-        decision, reuse = self._consult(request, tenant, vector, fence)
+        decision, reuse = self._reuse.consult(request, tenant, vector, fence)
         reuse_s = self._monotonic() - mark
         mark = self._monotonic()
         pages = bytes_read = 0
         if isinstance(decision, Reuse) and reuse.decision == "reused":
             found = list(zip(decision.result_ids, decision.scores.tolist(), strict=True))
             found = found[: request.k]
-            completeness = self._known_completeness(tenant, decision.source_text)
+            completeness = self._reuse.completeness_of(tenant, decision.source_text)
             if decision.verify:
-                self._verify(request, tenant, vector, fence, decision)
+                self._reuse.verify(partial(self._verify, request, tenant, vector, fence, decision))
         else:
             hits = self._search_index(request, tenant, vector, end)
             found, completeness = _found(hits), _completeness(hits)
             pages, bytes_read = int(hits.pages_read), int(hits.bytes_read)
-            self._store(request, tenant, vector, fence, found, completeness, decision)
+            self._reuse.keep(request, tenant, vector, fence, found, completeness, after=decision)
         search_s = self._monotonic() - mark
         mark = self._monotonic()
         results = self._results(request, tenant, found)
@@ -385,6 +312,16 @@ class Engine:
         self._warmup.measure()
         return hits
 
+    def _verify(
+        self, request: SearchRequest, tenant: str, vector: Vector, fence: Fence, reused: Reuse
+    ) -> None:
+        """Do the real search of a reused answer, so that the reuse policy learns from it."""
+        end = self._monotonic() + self.config.service.deadline_ms_default / 1e3
+        hits = self._search_index(request, tenant, vector, end)
+        self._reuse.keep(
+            request, tenant, vector, fence, _found(hits), _completeness(hits), after=reused
+        )
+
     def _results(
         self, request: SearchRequest, tenant: str, found: Sequence[tuple[str, float]]
     ) -> tuple[SearchResult, ...]:
@@ -413,98 +350,6 @@ class Engine:
                 f"id: the ids of this index are whole numbers, found {document_id!r}", where="id"
             ) from error
 
-    # -- reuse of earlier lookups ----------------------------------------------------------
-
-    def _consult(
-        self, request: SearchRequest, tenant: str, vector: Vector, fence: Fence
-    ) -> tuple[Decision | None, ReuseDecision]:
-        if self._reuse is None:
-            return None, ReuseDecision("off", self._parts.off.get("reuse", "not configured"))
-        reason = _reuse_does_not_fit(request)
-        if reason:
-            return None, ReuseDecision("searched", reason)
-        assert request.text is not None
-        decision = self._reuse.lookup(tenant, request.text, vector, fence)
-        if isinstance(decision, Reuse):
-            if len(decision.result_ids) < request.k:
-                return None, ReuseDecision("searched", "the earlier search had fewer results")
-            kind = "exact repeat" if decision.exact else f"cosine {decision.similarity:.3f}"
-            return decision, ReuseDecision("reused", kind)
-        if decision.guard is Guard.DISABLED:
-            return None, ReuseDecision("off", "kvcache.reuse_enabled is false")
-        return decision, ReuseDecision("searched", str(decision.guard))
-
-    def _store(
-        self,
-        request: SearchRequest,
-        tenant: str,
-        vector: Vector,
-        fence: Fence,
-        found: Sequence[tuple[str, float]],
-        completeness: Completeness,
-        after: Decision | None,
-    ) -> None:
-        """Keep a search's result for later questions; an incomplete one is worth no repeat."""
-        if self._reuse is None or _reuse_does_not_fit(request):
-            return
-        if completeness.work_ratio < 1.0 or completeness.deadline_hit:
-            return
-        assert request.text is not None
-        full = len(found) == request.k and self._index.metric == "cosine"
-        self._reuse.store(
-            tenant,
-            request.text,
-            vector,
-            [result_id for result_id, _ in found],
-            [score for _, score in found],
-            fence,
-            similarity_floor=found[-1][1] if full else None,
-            after=after,
-        )
-        with self._known_lock:
-            self._known[tenant, request.text] = completeness
-            self._known.move_to_end((tenant, request.text))
-            while len(self._known) > _KNOWN_ANSWERS_MAX:
-                self._known.popitem(last=False)
-
-    def _known_completeness(self, tenant: str, text: str) -> Completeness:
-        """Return the completeness of the search that is given again."""
-        with self._known_lock:
-            known = self._known.get((tenant, text))
-        # Forgotten: the result is a complete search's, but its bound is not known any more.
-        return known or Completeness(1.0, 0.0, 0.0, 0.0, deadline_hit=False)
-
-    def _verify(
-        self,
-        request: SearchRequest,
-        tenant: str,
-        vector: Vector,
-        fence: Fence,
-        decision: Reuse,
-    ) -> None:
-        """Do the real search beside the answer, so that the reuse policy learns from it."""
-
-        def check() -> None:
-            try:
-                end = self._monotonic() + self.config.service.deadline_ms_default / 1e3
-                hits = self._search_index(request, tenant, vector, end)
-                found, completeness = _found(hits), _completeness(hits)
-                self._store(request, tenant, vector, fence, found, completeness, decision)
-            except StokerError as error:
-                log.warning("service.reuse_unverified", reason=str(error))
-            finally:
-                self._verify_slots.release()
-
-        # A promised check is never dropped, or the error bound would stand on lucky samples: when
-        # the queue is full, this request does its own.
-        if self._verify_slots.acquire(blocking=False):
-            with contextlib.suppress(RuntimeError):  # closing
-                self._verifier.submit(check)
-                return
-        else:
-            self._verify_slots.acquire()
-        check()
-
     # -- writing ---------------------------------------------------------------------------
 
     def upsert(self, tenant: str, documents: Sequence[DocumentRow], *, left_s: float = 30.0) -> int:
@@ -527,7 +372,9 @@ class Engine:
                 metadata=[document.metadata for document in documents],
             )
         names = [document.id for document in documents]
-        self._record_change(tenant, names, vectors, offset)
+        self._reuse.record_change(
+            tenant, names, vectors, generation=self._index.generation, offset=offset
+        )
         self.metrics.written.labels("upsert").inc(len(documents))
         self._offer_change(DOCUMENT_UPSERTED, tenant, names)
         return len(documents)
@@ -546,7 +393,9 @@ class Engine:
         with _writing():
             offset = self._index.delete([name], tenant)
         none = np.empty((0, self._index.dim), np.float32)
-        self._record_change(tenant, [document_id], none, offset)
+        self._reuse.record_change(
+            tenant, [document_id], none, generation=self._index.generation, offset=offset
+        )
         self.metrics.written.labels("delete").inc()
         self._offer_change(DOCUMENT_DELETED, tenant, [document_id])
         return 1
@@ -576,25 +425,6 @@ class Engine:
             texts = [documents[i].text or "" for i in textual]
             vectors[textual] = self._text.embed(texts, left_s=left_s)
         return vectors
-
-    def _record_change(
-        self, tenant: str, names: Sequence[str], vectors: Vector, offset: int
-    ) -> None:
-        """Drop the earlier lookups that a change could alter, before it is acknowledged.
-
-        Args:
-            offset: Of the last of these changes; one for each name, in a row.
-        """
-        if self._reuse is None:
-            return
-        fence = Fence(self._index.generation, offset)
-        try:
-            self._reuse.record_change(
-                tenant, fence, changed_ids=names, vectors=vectors, since=offset - len(names)
-            )
-        except InputError as error:
-            log.warning("service.reuse_forgotten", reason=str(error))
-            self._reuse.forget(tenant)
 
     # -- events ----------------------------------------------------------------------------
 
@@ -707,7 +537,7 @@ class Engine:
         metrics.documents.set(self._index.count)
         metrics.generation.set(self._index.generation)
         self.readiness()
-        with self._known_lock:  # one reader at a time moves the counters
+        with self._lock:  # one reader at a time moves the counters
             if self._parts.publisher is not None:
                 sent = self._parts.publisher.stats()
                 self._advance(metrics.events_published, "published", sent.written)
@@ -735,17 +565,6 @@ def _writing() -> Iterator[None]:
         yield
     except (DocumentsFull, NoRoom) as error:
         raise StorageFull(str(error)) from error
-
-
-def _reuse_does_not_fit(request: SearchRequest) -> str:
-    """Return why a request takes no part in reuse; empty where it does."""
-    if request.text is None:
-        return "a search by vector has no text to compare"
-    if request.filters:
-        return "a filtered search is never reused"
-    if request.recall_target is not None:
-        return "the request states its own recall target"
-    return ""
 
 
 def _found(hits: Hits) -> list[tuple[str, float]]:

@@ -23,7 +23,8 @@ from stoker.index.collection import Collection
 from stoker.index.serving import WriterBusy
 from stoker.kvcache.lookup import LookupReuse
 from stoker.service.collection_index import CollectionIndex
-from stoker.service.engine import Engine, Parts
+from stoker.service.engine import Engine
+from stoker.service.engine_parts import Parts
 from stoker.service.event_wiring import consumer_group, open_event_log
 from stoker.service.heat_keeper import HeatKeeper
 from stoker.service.metrics import Metrics

@@ -15,16 +15,16 @@ import ipaddress
 import os
 import re
 import tomllib
-import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 from stoker.errors import ConfigError
 from stoker.index.settings import IndexSettings
 from stoker.kvcache.settings import KvcacheSettings
 from stoker.prefetch.settings import PrefetchSettings
+from stoker.service.setting_values import parse_value
 
 
 def is_loopback(host: str) -> bool:
@@ -444,15 +444,6 @@ def _masked(value: Any) -> Any:
 # own name, and what builds, clients, tests and benchmarks read.
 _ENVIRONMENT_FREE = re.compile(r"STOKER_(CONFIG|BUILD_|SANITIZE|TEST_|BENCH_|DEMO_|FAILPOINT)")
 
-_BYTE_UNITS = {
-    "": 1,
-    "B": 1,
-    "K": 1 << 10, "KB": 1000, "KIB": 1 << 10,
-    "M": 1 << 20, "MB": 1000**2, "MIB": 1 << 20,
-    "G": 1 << 30, "GB": 1000**3, "GIB": 1 << 30,
-    "T": 1 << 40, "TB": 1000**4, "TIB": 1 << 40,
-}  # fmt: skip
-
 
 def load_config(
     path: str | os.PathLike[str] | None = None,
@@ -491,7 +482,7 @@ def load_config(
             continue
         name = (flag_names or {}).get(key, f"--set {key}")
         _check_known(key, known, f"flag {name}")
-        values[key] = parse_value(key, value, known[key], f"flag {name}")
+        values[key] = known[key].parse(value, f"flag {name}")
         origins[key] = f"flag {name}"
 
     rooms: dict[str, Any] = {}
@@ -554,151 +545,34 @@ def config_from_args(
     return load_config(args.config, flags=values, flag_names=names)
 
 
-def parse_value(key: str, value: Any, hint: Any, place: str) -> Any:
-    """Turn a value from TOML, the environment or a flag into the setting's type.
-
-    Sizes (`*_bytes`, `*_bytes_max`) take a unit: "512MiB", "4GB".
-
-    Raises:
-        ConfigError: the value does not fit; names key, place, what was expected and found.
-    """
-    try:
-        return _converted(key, value, hint)
-    except (TypeError, ValueError) as error:
-        shown = "a secret" if key in _SECRET_KEYS else repr(value)
-        raise ConfigError(
-            f"{key} ({place}): expected {_type_words(hint)}, found {shown}: {error}"
-        ) from error
-
-
-_SECRET_KEYS = frozenset({"service.api_keys", "service.operator_key"})
-
-
-def _converted(key: str, value: Any, hint: Any) -> Any:
-    origin = get_origin(hint)
-    if origin in (Union, types.UnionType):
-        return _converted_union(key, value, get_args(hint))
-    if origin is Literal:
-        if value not in get_args(hint):
-            raise ValueError("not one of the choices")
-        return value
-    if origin in (tuple, list, Sequence):
-        if isinstance(value, str):
-            value = [part.strip() for part in value.split(",") if part.strip()]
-        if not isinstance(value, (list, tuple)):
-            raise TypeError("not a list")
-        inner = [a for a in get_args(hint) if a is not Ellipsis] or [str]
-        if origin is tuple and Ellipsis not in get_args(hint) and len(inner) > 1:
-            if len(value) != len(inner):
-                raise ValueError(f"needs {len(inner)} items")
-            return tuple(_converted(key, v, h) for v, h in zip(value, inner, strict=True))
-        return tuple(_converted(key, v, inner[0]) for v in value)
-    if origin in (dict, Mapping):
-        return _converted_mapping(key, value, get_args(hint) or (str, str))
-    if hint is bool:
-        return _converted_bool(value)
-    if hint is int:
-        return _converted_int(key, value)
-    if hint is float:
-        if isinstance(value, bool):
-            raise TypeError("not a number")
-        return float(value)
-    if hint is Path:
-        return Path(value)
-    if hint is str:
-        if not isinstance(value, str):
-            raise TypeError("not text")
-        return value
-    raise TypeError(f"settings of type {hint} are not supported")
-
-
-def _converted_union(key: str, value: Any, choices: tuple[Any, ...]) -> Any:
-    if type(None) in choices and (
-        value is None or (isinstance(value, str) and value.strip().lower() in ("", "none"))
-    ):
-        return None
-    reason: Exception = ValueError("fits no choice")
-    for choice in choices:
-        if choice is type(None):
-            continue
-        try:
-            return _converted(key, value, choice)
-        except (TypeError, ValueError) as error:
-            reason = error
-    raise reason
-
-
-def _converted_mapping(key: str, value: Any, hints: tuple[Any, ...]) -> Mapping[Any, Any]:
-    if isinstance(value, str):
-        pairs = {}
-        for part in filter(None, (p.strip() for p in value.split(","))):
-            name, equals, text = part.partition("=")
-            if not equals:
-                raise ValueError("each item is name=value")
-            pairs[name.strip()] = text.strip()
-        value = pairs
-    if not isinstance(value, Mapping):
-        raise TypeError("not a table")
-    return types.MappingProxyType(
-        {_converted(key, k, hints[0]): _converted(key, v, hints[1]) for k, v in value.items()}
-    )
-
-
-def _converted_bool(value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    word = value.strip().lower() if isinstance(value, str) else ""
-    if word in ("true", "1", "yes", "on"):
-        return True
-    if word in ("false", "0", "no", "off"):
-        return False
-    raise ValueError("write true or false")
-
-
-def _converted_int(key: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, str)):
-        raise TypeError("not a whole number")
-    if isinstance(value, int):
-        return value
-    text = value.strip().replace("_", "")
-    if "_bytes" in key:
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text)
-        if match and match[2].upper() in _BYTE_UNITS:
-            unit = _BYTE_UNITS[match[2].upper()]
-            return round(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit
-        raise ValueError("write bytes, or a number with KiB, MiB, GiB")
-    return int(text)
-
-
-def _type_words(hint: Any) -> str:
-    origin = get_origin(hint)
-    if origin is Literal:
-        return "one of " + ", ".join(map(repr, get_args(hint)))
-    if origin in (Union, types.UnionType):
-        return " or ".join("none" if a is type(None) else _type_words(a) for a in get_args(hint))
-    if origin in (tuple, list, Sequence):
-        return "a list"
-    if origin in (dict, Mapping):
-        return "a table of name = value"
-    words = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-    return words.get(hint, getattr(hint, "__name__", str(hint)))
-
-
 def _room_classes() -> dict[str, type[Any]]:
     hints = get_type_hints(StokerConfig)
     return {field.name: hints[field.name] for field in dataclasses.fields(StokerConfig)}
 
 
-def _known_fields() -> dict[str, Any]:
-    known: dict[str, Any] = {}
+@dataclass(frozen=True)
+class _Known:
+    """A setting that exists: its key, its type, and whether its value may be shown."""
+
+    key: str
+    hint: Any
+    secret: bool
+
+    def parse(self, value: Any, place: str) -> Any:
+        return parse_value(self.key, value, self.hint, place, secret=self.secret)
+
+
+def _known_fields() -> dict[str, _Known]:
+    known: dict[str, _Known] = {}
     for room, room_class in _room_classes().items():
         hints = get_type_hints(room_class)
         for field in dataclasses.fields(room_class):
-            known[f"{room}.{field.name}"] = hints[field.name]
+            key = f"{room}.{field.name}"
+            known[key] = _Known(key, hints[field.name], bool(field.metadata.get("secret")))
     return known
 
 
-def _check_known(key: str, known: Mapping[str, Any], place: str) -> None:
+def _check_known(key: str, known: Mapping[str, _Known], place: str) -> None:
     if key in known:
         return
     # The right name in the wrong room comes first: it is exact, a likeness is a guess.
@@ -709,7 +583,7 @@ def _check_known(key: str, known: Mapping[str, Any], place: str) -> None:
     raise ConfigError(f"unknown setting {key} ({place}); {hint}")
 
 
-def _file_values(path: Path, known: Mapping[str, Any]) -> dict[str, Any]:
+def _file_values(path: Path, known: Mapping[str, _Known]) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             tables = tomllib.load(file)
@@ -732,12 +606,12 @@ def _file_values(path: Path, known: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in table.items():
             key = f"{room}.{name}"
             _check_known(key, known, place)
-            values[key] = parse_value(key, value, known[key], place)
+            values[key] = known[key].parse(value, place)
     return values
 
 
 def _environment_values(
-    environment: Mapping[str, str], known: Mapping[str, Any]
+    environment: Mapping[str, str], known: Mapping[str, _Known]
 ) -> dict[str, tuple[str, Any]]:
     names = {"STOKER_" + key.replace(".", "_").upper(): key for key in known}
     _refuse_service_links(environment)
@@ -752,7 +626,7 @@ def _environment_values(
             )
             raise ConfigError(f"unknown setting in the environment: {name}; {hint}")
         key = names[name]
-        values[key] = (name, parse_value(key, value, known[key], f"environment {name}"))
+        values[key] = (name, known[key].parse(value, f"environment {name}"))
     return values
 
 

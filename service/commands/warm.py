@@ -51,7 +51,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from stoker.service.client import Client
-    from stoker.service.settings import parse_value
+    from stoker.service.setting_values import parse_value
 
     budget = None
     if args.budget is not None:

@@ -22,7 +22,8 @@ from stoker.prefetch.events import Event, new_event
 from stoker.prefetch.protocols import LoadOutcome, UnitBatch
 from stoker.service.bodies import DocumentRow, SearchRequest, WarmupRequest
 from stoker.service.embedded_log import EmbeddedLog
-from stoker.service.engine import Engine, Parts
+from stoker.service.engine import Engine
+from stoker.service.engine_parts import Parts
 from stoker.service.heat_keeper import HeatKeeper
 from stoker.service.problems import (
     DeadlinePassed,

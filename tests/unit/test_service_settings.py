@@ -10,6 +10,7 @@ from typing import Any, Literal
 import pytest
 
 from stoker.errors import ConfigError
+from stoker.service.setting_values import parse_value
 from stoker.service.settings import (
     ServiceSettings,
     StokerConfig,
@@ -17,7 +18,6 @@ from stoker.service.settings import (
     config_from_args,
     is_loopback,
     load_config,
-    parse_value,
 )
 
 KEY = "0123456789abcdef"
