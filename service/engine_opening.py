@@ -18,7 +18,7 @@ from pathlib import Path
 
 import structlog
 
-from stoker.errors import InputError, StokerError, UnavailableError
+from stoker.errors import ConfigError, InputError, StokerError, UnavailableError
 from stoker.index.collection import Collection
 from stoker.index.serving import WriterBusy
 from stoker.kvcache.lookup import LookupReuse
@@ -28,9 +28,10 @@ from stoker.service.engine_parts import Parts
 from stoker.service.event_wiring import consumer_group, open_event_log
 from stoker.service.heat_keeper import HeatKeeper
 from stoker.service.metrics import Metrics
+from stoker.service.model_record import read_model_record
 from stoker.service.publisher import Publisher
 from stoker.service.settings import ServiceSettings, StokerConfig
-from stoker.service.text_model import TextEmbedder, TextModel
+from stoker.service.text_model import TextModel
 
 log = structlog.get_logger(__name__)
 
@@ -84,7 +85,7 @@ def open_engine(
             off["reuse"] = "off: kvcache.reuse_enabled is false"
         parts = Parts(
             index=index,
-            text_model=open_text_model(service, index.dim),
+            text_model=open_text_model(service, path, index.dim),
             reuse=reuse,
             event_log=event_log,
             publisher=Publisher(
@@ -118,23 +119,41 @@ def state_folder(index_path: Path, settings: ServiceSettings) -> Path:
     return Path(settings.state_dir) if settings.state_dir else index_path / "state"
 
 
-def open_text_model(settings: ServiceSettings, dim: int) -> TextModel:
-    """Make the text model that the settings name; one that cannot be had here is off.
+def open_text_model(settings: ServiceSettings, index_path: Path, dim: int) -> TextModel:
+    """Make the text model of an index; one that cannot be had here is off, and says why.
 
     Raises:
-        ConfigError: the setting names a folder that is no model.
-        CorruptError: the bundled model's weights are not the known ones.
+        ConfigError: the setting names a folder that is no model, or another model than the one
+            that the index was built with.
+        CorruptError: the bundled model's weights, or the index's record, are not what they were.
     """
-    if not settings.embed_model:
-        return TextModel(None, dim=dim, off="off: service.embed_model is empty")
+    if settings.embed_model == "off":
+        return TextModel(None, dim=dim, off="off: service.embed_model is off")
+    record = read_model_record(index_path)
+    name = settings.embed_model or (record.model if record else "")
+    if not name:
+        return TextModel(
+            None, dim=dim, off="off: service.embed_model is empty and the index names no model"
+        )
     from stoker.service.embedding import Embedder
 
-    embedder: TextEmbedder
     try:
-        embedder = Embedder(settings.embed_model)
-    except UnavailableError as error:
+        embedder = Embedder(name)
+    except (UnavailableError, ConfigError) as error:
+        if isinstance(error, ConfigError) and settings.embed_model:
+            raise
         log.warning("service.text_model_off", reason=str(error))
         return TextModel(None, dim=dim, off=f"off: {error}")
+    if record is not None and embedder.fingerprint != record.fingerprint:
+        reason = (
+            f"{index_path} was built with the model {record.model!r} ({record.fingerprint}), "
+            f"service.embed_model is {name!r} ({embedder.fingerprint}); their vectors cannot be "
+            "compared"
+        )
+        if settings.embed_model:
+            raise ConfigError(f"{reason}; leave service.embed_model empty, or build the index anew")
+        log.warning("service.text_model_off", reason=reason)
+        return TextModel(None, dim=dim, off=f"off: {reason}")
     return TextModel(embedder, dim=dim)
 
 

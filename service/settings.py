@@ -188,8 +188,9 @@ class ServiceSettings:
     embed_model: str = dataclasses.field(
         default="",
         metadata={
-            "help": "embedding model for text: a local folder, a hub name, or 'bundled' for "
-            "the packaged one; empty turns text search off, since a model is an extra"
+            "help": "embedding model for text: a local folder, a hub name, 'bundled' for the "
+            "packaged one, or 'off'; empty takes the one that the index was built with, since "
+            "vectors of two models cannot be compared"
         },
     )
     event_log: Literal["embedded", "kafka"] = dataclasses.field(

@@ -49,7 +49,9 @@ def _index_facts(path: Path, *, checksums: bool) -> dict[str, Any]:
     from stoker.index.collection import Collection
     from stoker.index.manifest import Manifest
     from stoker.index.segment import Segment
+    from stoker.service.model_record import read_model_record
 
+    record = read_model_record(path)
     with Collection(path, "r", memory_bytes=_POOL_BYTES) as collection:
         residency = collection.resident()
         facts: dict[str, Any] = {
@@ -60,6 +62,7 @@ def _index_facts(path: Path, *, checksums: bool) -> dict[str, Any]:
             "changed_rows": collection.delta_rows,
             "dim": collection.dim,
             "metric": collection.metric,
+            "model": None if record is None else record.model,
             "page_bytes_by_kind": {k.kind: k.pages * k.page_bytes for k in residency.kinds},
             "segments": [],
             "damaged": {},
@@ -138,6 +141,7 @@ def _print(facts: dict[str, Any]) -> None:
         f"{facts['metric']}; generation {facts['generation']}, change {facts['change_offset']}, "
         f"{facts['changed_rows']:,} rows not sealed yet"
     )
+    console.print(f"embedding model: {facts['model'] or 'not recorded'}")
     table = Table(box=box.SIMPLE, pad_edge=False)
     for column in ("segment", "rows", "levels", "MiB", "vectors", "ids", "recall@k (low)"):
         table.add_column(column, justify="left" if column in ("segment", "levels") else "right")
