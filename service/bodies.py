@@ -103,8 +103,10 @@ def parse_search(raw: bytes, settings: ServiceSettings) -> SearchRequest:
         filters=members.mapping("filters"),
         tenant=members.name("tenant", TENANT_BYTES_MAX),
         recall_target=members.number("recall_target", 0.0, 1.0),
-        deadline_ms=members.integer(
-            "deadline_ms", 1, settings.deadline_ms_max, settings.deadline_ms_default
+        # A client that would wait longer than we let it is not wrong: it is answered sooner.
+        deadline_ms=min(
+            members.integer("deadline_ms", 1, 1 << 31, settings.deadline_ms_default),
+            settings.deadline_ms_max,
         ),
         session=members.text("session", NAME_LENGTH_MAX, empty=False),
         route=members.text("route", NAME_LENGTH_MAX, empty=False),

@@ -423,7 +423,7 @@ class Engine:
             vectors[i] = document.vector
         if textual:
             texts = [documents[i].text or "" for i in textual]
-            vectors[textual] = self._text.embed(texts, left_s=left_s)
+            vectors[textual] = self._text.embed_documents(texts, left_s=left_s)
         return vectors
 
     # -- events ----------------------------------------------------------------------------

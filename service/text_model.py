@@ -7,9 +7,11 @@ more than searching for it.
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -25,6 +27,8 @@ Vector = NDArray[np.float32]
 
 _REMEMBERED_MAX = 4_096
 _PROBE = "warm"
+# Documents embedded before a waiting query gets its turn: about half a second on two cores.
+_PART = 16
 
 
 class TextEmbedder(Protocol):
@@ -36,9 +40,20 @@ class TextEmbedder(Protocol):
 
 
 class TextModel:
-    """A model that may be off, loading, or on. Safe from several threads."""
+    """A model that may be off, loading, or on. Safe from several threads.
 
-    def __init__(self, embedder: TextEmbedder | None, *, dim: int, off: str = "") -> None:
+    Invariants: one call of the model at a time, since it takes all of its threads for each text
+    anyway; a query never waits for more than one part of a batch of documents.
+    """
+
+    def __init__(
+        self,
+        embedder: TextEmbedder | None,
+        *,
+        dim: int,
+        off: str = "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Hold a model; nothing is loaded before `start`.
 
         Args:
@@ -49,8 +64,11 @@ class TextModel:
         self._embedder = embedder
         self._dim = dim
         self._off = off
+        self._clock = clock
         self._loaded = threading.Event()
-        self._one = threading.Lock()
+        self._turn_over = threading.Condition()
+        self._busy = False
+        self._queries_waiting = 0
         self._remembered: OrderedDict[str, Vector] = OrderedDict()
         self._remember = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -93,15 +111,38 @@ class TextModel:
             if known is not None:
                 self._remembered.move_to_end(text)
                 return known
-        vector: Vector = self.embed([text], left_s=left_s)[0]
+        embedder = self._ready()
+        with self._turn(left_s, query=True):
+            vector: Vector = embedder.embed([text])[0]
         with self._remember:
             self._remembered[text] = vector
             while len(self._remembered) > _REMEMBERED_MAX:
                 self._remembered.popitem(last=False)
         return vector
 
-    def embed(self, texts: Sequence[str], *, left_s: float) -> Vector:
-        """Return the vectors of texts, shape (n, dim); raises as `embed_query`."""
+    def embed_documents(self, texts: Sequence[str], *, left_s: float) -> Vector:
+        """Return the vectors of documents, shape (n, dim), giving way to queries.
+
+        Raises:
+            FeatureOff, NotReady: as `embed_query`.
+            DeadlinePassed: the time did not suffice; nothing is kept of those that were done.
+        """
+        embedder = self._ready()
+        end = self._clock() + left_s
+        parts = []
+        for start in range(0, len(texts), _PART):
+            left_s = end - self._clock()
+            if left_s <= 0:
+                raise DeadlinePassed(
+                    f"{start} of {len(texts)} texts were embedded in time; nothing was written",
+                    where="/documents",
+                    action="send fewer documents at once, or send vectors with them",
+                )
+            with self._turn(left_s, query=False):
+                parts.append(embedder.embed(texts[start : start + _PART]))
+        return np.concatenate(parts) if parts else np.empty((0, self._dim), np.float32)
+
+    def _ready(self) -> TextEmbedder:
         if self.loading:
             raise NotReady("the embedding model is still being loaded", where="/text")
         if self._off or self._embedder is None:
@@ -110,13 +151,30 @@ class TextModel:
                 where="/text",
                 action="send a vector, or have the operator set service.embed_model",
             )
-        # One at a time: the model takes all of its threads for each text anyway.
-        if not self._one.acquire(timeout=max(0.0, left_s)):
-            raise DeadlinePassed("the embedding model was busy with other texts", where="/text")
+        return self._embedder
+
+    @contextlib.contextmanager
+    def _turn(self, left_s: float, *, query: bool) -> Iterator[None]:
+        """Wait for the model; queries go before documents. Raises DeadlinePassed."""
+        with self._turn_over:
+            self._queries_waiting += query
+            try:
+                free = self._turn_over.wait_for(
+                    lambda: not self._busy and (query or not self._queries_waiting),
+                    timeout=max(0.0, left_s),
+                )
+            finally:
+                self._queries_waiting -= query
+            if not free:
+                self._turn_over.notify_all()
+                raise DeadlinePassed("the embedding model was busy with other texts", where="/text")
+            self._busy = True
         try:
-            return self._embedder.embed(texts)
+            yield
         finally:
-            self._one.release()
+            with self._turn_over:
+                self._busy = False
+                self._turn_over.notify_all()
 
     def _load(self) -> None:
         assert self._embedder is not None

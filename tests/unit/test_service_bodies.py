@@ -63,7 +63,8 @@ def test_a_search_by_vector_is_float32() -> None:
         ({"text": "a", "k": 51}, "/k"),
         ({"text": "a", "k": True}, "/k"),
         ({"text": "a", "k": 2.0}, "/k"),
-        ({"text": "a", "deadline_ms": 5_001}, "/deadline_ms"),
+        ({"text": "a", "deadline_ms": 0}, "/deadline_ms"),
+        ({"text": "a", "deadline_ms": 1 << 40}, "/deadline_ms"),
         ({"text": "a", "recall_target": 0}, "/recall_target"),
         ({"text": "a", "recall_target": 1.1}, "/recall_target"),
         ({"text": "a", "filters": [1]}, "/filters"),
@@ -87,6 +88,10 @@ def test_a_refused_search_names_the_member(body: Any, where: str) -> None:
     with pytest.raises(RequestError) as caught:
         parse_search(dumps(body), SETTINGS)
     assert caught.value.where == where
+
+
+def test_a_longer_deadline_than_the_server_allows_is_shortened() -> None:
+    assert parse_search(dumps({"text": "a", "deadline_ms": 60_000}), SETTINGS).deadline_ms == 5_000
 
 
 def test_an_unknown_member_names_the_nearest() -> None:
