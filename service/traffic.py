@@ -138,7 +138,7 @@ class Traffic:
         self, questions: Questions, *, seed: int, settings: TrafficSettings | None = None
     ) -> None:
         self._questions = questions
-        self._settings = settings or TrafficSettings()
+        self.settings = settings or TrafficSettings()
         self._rng = np.random.default_rng(seed)
         self._noise_seed = seed
         self._ranked = self._rng.permutation(len(questions.topics)).tolist()
@@ -167,7 +167,7 @@ class Traffic:
                 sessions.pop(turn)
 
     def _session(self) -> Iterator[Visit]:
-        settings = self._settings
+        settings = self.settings
         self._session_count += 1
         if self._session_count % settings.drift_sessions == 0:
             self._drift()
@@ -189,7 +189,7 @@ class Traffic:
 
     def _question(self, topic: int) -> int:
         order = self._orders[topic]
-        return int(order[self._zipf(len(order), self._settings.zipf_questions)])
+        return int(order[self._zipf(len(order), self.settings.zipf_questions)])
 
     def _zipf(self, count: int, exponent: float) -> int:
         weights = np.arange(1, count + 1, dtype=np.float64) ** -exponent
@@ -197,7 +197,7 @@ class Traffic:
 
     def _drift(self) -> None:
         rising = self._ranked.pop(int(self._rng.integers(len(self._ranked))))
-        self._ranked.insert(int(self._rng.integers(self._settings.drift_ranks)), rising)
+        self._ranked.insert(int(self._rng.integers(self.settings.drift_ranks)), rising)
 
     def vectors(
         self, visits: Sequence[Visit], wordings: NDArray[np.float32]
@@ -215,15 +215,22 @@ class Traffic:
         out = np.empty((len(visits), dim), dtype=np.float32)
         for step, visit in enumerate(visits):
             rng = np.random.default_rng((self._noise_seed, visit.place))
-            share = rng.random() * self._settings.context_share_max
-            noise = rng.normal(size=dim) * (self._settings.noise / np.sqrt(dim))
+            share = rng.random() * self.settings.context_share_max
+            noise = rng.normal(size=dim) * (self.settings.noise / np.sqrt(dim))
             moved = wordings[visit.wording] * (1 - share) + wordings[visit.context] * share
             vector = moved / np.linalg.norm(moved) + noise
             out[step] = vector / np.linalg.norm(vector)
         return out
 
     def events(
-        self, visit: Visit, chunk_ids: Sequence[str], *, text: str, start_s: float, window: int
+        self,
+        visit: Visit,
+        chunk_ids: Sequence[str],
+        *,
+        text: str,
+        start_s: float,
+        window: int,
+        run: str = "traffic",
     ) -> list[Event]:
         """Return what one search leaves behind: the search, and the result that was used, if any.
 
@@ -234,8 +241,9 @@ class Traffic:
             text: The question as asked.
             start_s: Unix seconds of place 0.
             window: Visits that `TrafficSettings.span_s` is divided among.
+            run: Begins every event's id; a log counts an id once.
         """
-        settings = self._settings
+        settings = self.settings
         time_s = start_s + visit.place * settings.span_s / max(window, 1)
         found = list(chunk_ids)
         searched = new_event(
@@ -246,7 +254,7 @@ class Traffic:
             session=visit.session,
             route=self._questions.topics[visit.topic].name,
             query=text,
-            event_id=f"traffic-{self._noise_seed}-{visit.place}",
+            event_id=f"{run}-{self._noise_seed}-{visit.place}",
         )
         rng = np.random.default_rng((self._noise_seed, visit.place, 1))
         for rank, chunk_id in enumerate(found):
@@ -257,7 +265,7 @@ class Traffic:
                     chunk_ids=[chunk_id],
                     time_s=time_s + 0.5,
                     session=visit.session,
-                    event_id=f"traffic-{self._noise_seed}-{visit.place}-used",
+                    event_id=f"{run}-{self._noise_seed}-{visit.place}-used",
                 )
                 return [searched, used]
         return [searched]

@@ -17,6 +17,8 @@ from typing import Any
 
 from stoker.service.coldstart.job import MODE_ALL, MODE_STOKER, ColdJob, ColdRecord
 
+_BUDGET_SHARE = 0.98
+
 
 def main(argv: list[str]) -> int:
     """Do one job; the record is written last, so a record means that all of it worked."""
@@ -41,18 +43,20 @@ def run_job(job: ColdJob) -> tuple[ColdRecord, list[list[Any]]]:
     log = _AnswerLog(job, index)
     opened_s = _since(job)
     receipt: Any = None
-    asked = 0
+    asked = warm_bytes = 0
     if job.mode == MODE_STOKER:
-        # A query that waits at the door is answered before the warm-up, as well as can be in the
-        # time given; the answer says how complete it is. The others come once it is ready.
+        # The upper layers come first and whole, whatever the budget. With them, a query that waits
+        # at the door is answered as well as can be in the time given, and says how completely.
+        # The others come once it is ready.
+        first = index.warm(budget_bytes=1)
         log.answer(queries[0], deadline_ms=job.first_deadline_ms or None)
         asked = 1
-        spent = max(0, _difference(device_before, _device_bytes()))
-        budget = max(1, job.budget_bytes - spent) if job.budget_bytes else None
-        receipt = index.warm(_heat(job), budget_bytes=budget)
+        warm_bytes += first.bytes_read
+        receipt = index.warm(_heat(job), budget_bytes=_budget_left(job, device_before))
     elif job.mode == MODE_ALL:
         receipt = index.warm()
     ready_s = _since(job)
+    warm_bytes += receipt.bytes_read if receipt is not None else 0
     ready_bytes = _difference(device_before, _device_bytes())
     counted = _page_counts(index)
     for query in queries[asked:]:
@@ -72,7 +76,7 @@ def run_job(job: ColdJob) -> tuple[ColdRecord, list[list[Any]]]:
         bytes_read=log.bytes_read,
         ready_device_bytes=ready_bytes,
         total_device_bytes=_difference(device_before, _device_bytes()),
-        warm_bytes=receipt.bytes_read if receipt is not None else 0,
+        warm_bytes=warm_bytes,
         resident_bytes=residency.resident_bytes,
         index_bytes=residency.total_bytes,
         page_hits=hits - counted[0] if hits >= 0 else -1,
@@ -99,7 +103,11 @@ class _AnswerLog:
     def answer(self, query: Any, *, deadline_ms: float | None = None) -> None:
         start = time.perf_counter()
         hits = self._index.search(
-            query, self._job.k, ef=self._job.ef or None, deadline_ms=deadline_ms
+            query,
+            self._job.k,
+            ef=self._job.ef or None,
+            recall_target=self._job.recall_target or None,
+            deadline_ms=deadline_ms,
         )
         self.latency_s.append(time.perf_counter() - start)
         self.answered_s.append(_since(self._job))
@@ -113,13 +121,26 @@ def _since(job: ColdJob) -> float:
     return (time.monotonic_ns() - job.started_ns) / 1e9
 
 
+def _budget_left(job: ColdJob, device_before: int) -> int | None:
+    """Return what the warm-up may still load; what was read until now counts.
+
+    A little is left for reads of the first answer that are still under way.
+    """
+    if not job.budget_bytes:
+        return None
+    spent = max(0, _difference(device_before, _device_bytes()))
+    return max(1, int(job.budget_bytes * _BUDGET_SHARE) - spent)
+
+
 def _heat(job: ColdJob) -> dict[str, float]:
     """Read the heat that the last process left: chunk id -> decayed demand."""
     from stoker.prefetch.heat import HeatGraph
+    from stoker.service.snapshot_file import read_snapshot
 
-    if not job.heat_path:
+    found = read_snapshot(Path(job.heat_path)) if job.heat_path else None
+    if found is None:
         return {}
-    graph = HeatGraph.from_snapshot(Path(job.heat_path).read_bytes())
+    graph = HeatGraph.from_snapshot(found[1])
     return {key[1]: weight for key, weight in graph.demand(time.time(), job.tenant).items()}
 
 

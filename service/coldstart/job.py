@@ -34,6 +34,7 @@ class ColdJob:
         memory_bytes: The page pool's budget; 0 means room for the whole index, for every mode.
         first_deadline_ms: Longest first answer of Stoker's, before its warm-up; 0 means none.
         ef: Search width; 0 leaves it to the index.
+        recall_target: How settled an answer must be; 0 leaves it to the index.
         procs_path: The control group to join before anything is read; empty for none.
         opener: ``module:function`` that opens an index; tests put a stand-in here.
         started_ns: CLOCK_MONOTONIC just before the process was started.
@@ -50,6 +51,7 @@ class ColdJob:
     memory_bytes: int = 0
     first_deadline_ms: float = 0.0
     ef: int = 0
+    recall_target: float = 0.0
     procs_path: str = ""
     opener: str = "stoker.service.embedded:open"
     started_ns: int = 0

@@ -42,7 +42,7 @@ class ColdBench:
         heat_path: The heat graph's snapshot.
         budget_ratio: Share of the index's bytes that Stoker may load before it is ready.
         index_bytes: Bytes of all pages.
-        k, tenant, first_deadline_ms, ef, opener: See `ColdJob`.
+        k, tenant, first_deadline_ms, ef, recall_target, opener: See `ColdJob`.
         repeats: Cold starts of each mode on each volume.
         timeout_s: Longest that one cold start may take.
     """
@@ -57,6 +57,7 @@ class ColdBench:
     tenant: str = "default"
     first_deadline_ms: float = 50.0
     ef: int = 0
+    recall_target: float = 0.0
     opener: str = "stoker.service.embedded:open"
     modes: tuple[str, ...] = MODES
     repeats: int = 3
@@ -153,6 +154,7 @@ def _repeats(
                 budget_bytes=int(bench.index_bytes * bench.budget_ratio),
                 first_deadline_ms=bench.first_deadline_ms,
                 ef=bench.ef,
+                recall_target=bench.recall_target,
                 procs_path=procs_path,
                 opener=bench.opener,
             )

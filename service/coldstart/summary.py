@@ -23,8 +23,9 @@ P99_RATIO_TO_ALL_MAX = 1.5
 READY_BYTES_RATIO_MAX = 0.2
 RECALL_LOSS_MAX = 0.01
 RECALL_MIN = 0.95
-# Start times of one mode differ by this much from run to run: interpreter, page cache of libraries.
-FIRST_ANSWER_SLACK_S = 0.010
+# Start times differ from run to run: a difference of medians below half the range of the baseline's
+# own starts says nothing, and neither does one of a few milliseconds.
+_SLACK_S_MIN = 0.010
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,13 +155,15 @@ def checks(rows: Sequence[ModeRow]) -> list[Check]:
         to_all = _ratio(ours.p99_ms.median, whole.p99_ms.median)
         lag = ours.first_answer_s.median - none.first_answer_s.median
         loss = whole.recall.median - ours.recall.median
+        starts = none.first_answer_s
+        slack = max(_SLACK_S_MIN, (starts.high - starts.low) / 2)
         out += [
             Check(
                 label,
                 "first answer no later than without warm-up",
-                lag <= FIRST_ANSWER_SLACK_S,
+                lag <= slack,
                 f"{ours.first_answer_s.median:.3f} s against {none.first_answer_s.median:.3f} s"
-                f" (a difference below {FIRST_ANSWER_SLACK_S * 1e3:.0f} ms is noise)",
+                f" (its own starts vary by ±{slack * 1e3:.0f} ms)",
             ),
             Check(
                 label,

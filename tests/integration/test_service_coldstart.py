@@ -31,6 +31,7 @@ from stoker.service.coldstart.throttle import (
     Volume,
     block_device,
 )
+from stoker.service.snapshot_file import write_snapshot
 
 HERE = Path(__file__).parent
 ROWS, DIM = 512, 64
@@ -55,12 +56,12 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ColdBench:
             )
         ]
     )
-    (tmp_path / "heat.bin").write_bytes(graph.to_snapshot())
+    write_snapshot(tmp_path / "heat.snapshot", {}, graph.to_snapshot())
     return ColdBench(
         index_path=tmp_path / "index",
         queries=queries,
         truth=truth,
-        heat_path=tmp_path / "heat.bin",
+        heat_path=tmp_path / "heat.snapshot",
         index_bytes=ROWS * DIM * 4,
         opener="coldstart_stand_in:open_index",
         repeats=2,
@@ -92,6 +93,7 @@ def test_every_mode_runs_in_its_own_process_and_its_figures_add_up(bench: ColdBe
             assert record.page_misses == 0
         else:
             assert record.first_answer_s < record.ready_s
+            assert record.warm_bytes > 0
             assert record.receipt is not None
             assert record.receipt["heat_keys"] == 2
             assert 0 < record.receipt["budget_bytes"] <= bench.index_bytes * 0.2
