@@ -113,7 +113,7 @@ def decode(payload: bytes, *, bytes_max: int = EVENT_BYTES_MAX) -> Event:
     and takes four types only.
     """
     if len(payload) > bytes_max:
-        _refuse("$", f"at most {bytes_max} bytes", f"{len(payload)} bytes")
+        raise EventError("$", expected=f"at most {bytes_max} bytes", found=f"{len(payload)} bytes")
     try:
         raw = _loads(payload)
     except orjson.JSONDecodeError as error:

@@ -29,7 +29,7 @@ from confluent_kafka import (
 )
 
 from stoker.errors import ConfigError, InputError
-from stoker.service.kafka_options import KafkaOptions
+from stoker.service.kafka_options import LINGER_S, KafkaOptions
 from stoker.service.streams import (
     LogUnavailable,
     PartitionLost,
@@ -196,7 +196,7 @@ class ConfluentLog:
                     "acks": "all",
                     "enable.idempotence": True,
                     "compression.type": self.options.compression,
-                    "linger.ms": 5,
+                    "linger.ms": round(LINGER_S * 1000),
                     "message.max.bytes": self.options.request_bytes_max,
                     "queue.buffering.max.kbytes": 128 << 10,
                     "message.timeout.ms": round(self.options.delivery_timeout_s * 1000),

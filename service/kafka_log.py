@@ -44,7 +44,7 @@ from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssi
 from kafka.net.compat import KafkaNetClient
 
 from stoker.errors import ConfigError, InputError
-from stoker.service.kafka_options import KafkaOptions
+from stoker.service.kafka_options import LINGER_S, KafkaOptions
 from stoker.service.streams import (
     Consumer,
     LogUnavailable,
@@ -192,7 +192,7 @@ class KafkaLog:
                     acks="all",
                     enable_idempotence=True,
                     compression_type=None if compression == "none" else compression,
-                    linger_ms=5,
+                    linger_ms=round(LINGER_S * 1000),
                     batch_size=256 << 10,
                     max_request_size=self.options.request_bytes_max,
                     max_block_ms=round(self.options.connect_timeout_s * 1000),
@@ -576,6 +576,8 @@ def _translated(action: str, options: KafkaOptions) -> Iterator[None]:
         raise
     except kafka.errors.MessageSizeTooLargeError as error:
         raise RecordTooLarge(f"Kafka at {options.bootstrap}: {action}: {error}") from error
+    except kafka.errors.KafkaConfigurationError as error:
+        raise ConfigError(f"Kafka at {options.bootstrap}: {action}: {error}") from error
     except (kafka.errors.KafkaError, OSError) as error:
         detail = str(error) or type(error).__name__
         raise LogUnavailable(f"Kafka at {options.bootstrap}: {action}: {detail}") from error

@@ -10,6 +10,8 @@ from stoker.errors import ConfigError
 SECURITY_PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 SASL_MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 COMPRESSIONS: Final = ("none", "gzip", "lz4", "snappy", "zstd")
+# How long a producer waits for more records before it sends; an append flushes anyway.
+LINGER_S: Final = 0.005
 # Bytes that a record's frame, key and headers may add to its value on the wire.
 _FRAME_BYTES: Final = 64 << 10
 
@@ -73,10 +75,10 @@ class KafkaOptions:
             raise ConfigError(
                 "kafka_tls_cert_file and kafka_tls_key_file go together; one is empty"
             )
-        if self.delivery_timeout_s < self.request_timeout_s:
+        if self.delivery_timeout_s < self.request_timeout_s + LINGER_S:
             raise ConfigError(
-                f"kafka_delivery_timeout_s {self.delivery_timeout_s} must be at least "
-                f"kafka_request_timeout_s {self.request_timeout_s}"
+                f"kafka_delivery_timeout_s {self.delivery_timeout_s} must be at least {LINGER_S} "
+                f"above kafka_request_timeout_s {self.request_timeout_s}"
             )
 
     @property

@@ -185,6 +185,7 @@ class _Forwarder:
         self._monotonic = monotonic
         self._made = False
         self._away_since_s: float | None = None
+        self._away_kinds: set[type[BaseException]] = set()
         self._unsent: list[Record] = []
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -279,14 +280,20 @@ class _Forwarder:
                 return
 
     def _note_away(self, error: Exception) -> None:
+        # Once per outage, and once more where the cause becomes another one.
+        kind = type(error.__cause__ or error)
         if self._away_since_s is None:
             self._away_since_s = self._monotonic()
-            log.warning("service.broker_lost", topic=self._spec.name, reason=str(error))
+        elif kind in self._away_kinds:
+            return
+        self._away_kinds.add(kind)
+        log.warning("service.broker_lost", topic=self._spec.name, reason=str(error))
 
     def _note_back(self, count: int) -> None:
         if self._away_since_s is not None:
             away_s = self._monotonic() - self._away_since_s
             self._away_since_s = None
+            self._away_kinds.clear()
             log.info(
                 "service.broker_back",
                 topic=self._spec.name,

@@ -1,0 +1,104 @@
+"""The broker that the integration tests talk to, one per session."""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import os
+import sys
+import uuid
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+IN_CI = os.environ.get("CI", "").lower() in {"1", "true", "yes"}
+
+
+def _harness() -> ModuleType:
+    """Load tests/kafka_broker.py: the tests are no package, so it has no import name."""
+    path = Path(__file__).resolve().parents[1] / "kafka_broker.py"
+    spec = importlib.util.spec_from_file_location("kafka_broker", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules.setdefault("kafka_broker", importlib.util.module_from_spec(spec))
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def broker_session(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Any]:
+    """A running broker, started once."""
+    harness = _harness()
+    try:
+        broker = harness.start_broker(tmp_path_factory.mktemp("broker"), in_ci=IN_CI)
+    except harness.BrokerUnavailable as error:
+        if IN_CI:
+            pytest.fail(str(error))
+        pytest.skip(str(error))
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled():
+        print(f"\nbroker of the tests: {broker.name} at {broker.bootstrap}")
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture
+def broker(broker_session: Any, request: pytest.FixtureRequest) -> Any:
+    """The session's broker; a test marked `apache_kafka` skips where it is another one."""
+    if request.node.get_closest_marker("apache_kafka") and not broker_session.is_apache:
+        pytest.skip(f"needs Apache Kafka itself (Java and Maven); here is {broker_session.name}")
+    return broker_session
+
+
+@pytest.fixture
+def restartable(broker: Any) -> Iterator[Any]:
+    """A broker that a test may stop and kill; it runs again afterwards."""
+    if not broker.can_restart:
+        pytest.skip(f"{broker.name} is not ours to restart")
+    yield broker
+    if broker.process is None:
+        broker.start()
+    # kafka-python leaves the sockets of failed connections to the garbage collector.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
+
+
+@pytest.fixture
+def topic_name() -> str:
+    """A topic that no other test uses."""
+    return f"test.{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture(params=["kafka-python", "confluent"])
+def open_log(request: pytest.FixtureRequest, broker: Any) -> Iterator[Callable[..., Any]]:
+    """Open a log on the broker with each client in turn; closed afterwards."""
+    from stoker.service.kafka_options import KafkaOptions
+
+    if request.param == "confluent":
+        pytest.importorskip("confluent_kafka", reason="the confluent extra is not installed")
+        from stoker.service.confluent_log import ConfluentLog as Log
+    else:
+        from stoker.service.kafka_log import KafkaLog as Log
+    opened = []
+
+    def open_one(**changes: Any) -> Any:
+        defaults: dict[str, Any] = {
+            "bootstrap": broker.bootstrap,
+            "connect_timeout_s": 5.0,
+            "request_timeout_s": 10.0,
+            "session_timeout_s": 6.0,
+        }
+        log = Log(KafkaOptions(**{**defaults, **changes}))
+        opened.append(log)
+        return log
+
+    yield open_one
+    for log in opened:
+        log.close()
