@@ -142,7 +142,7 @@ class SessionForecast:
         keys_max: int = 65_536,
         sessions_max: int = 20_000,
         session_gap_s: float = 1800.0,
-        window_requests: float = 400.0,
+        window_requests: float = 1500.0,
     ) -> None:
         self._keys_max = keys_max
         self._sessions_max = sessions_max
@@ -156,7 +156,7 @@ class SessionForecast:
         self.weights = _WEIGHTS.copy()
         # Attributed accesses and exposure per term: their ratio is the weight. The prior keeps
         # a term that the stream has not touched yet at its first value.
-        self._prior_hits = 20.0
+        self._prior_hits = 5.0
         self._hits = np.full(len(_TERMS), self._prior_hits)
         self._exposure = self._prior_hits / _WEIGHTS
         self._sessions: OrderedDict[Hashable, _Turn] = OrderedDict()
@@ -185,24 +185,30 @@ class SessionForecast:
             parts[name] = parts.get(name, 0.0) + value
         return dict(sorted(parts.items(), key=lambda item: -item[1]))
 
-    def observe(self, keys: Sequence[Hashable], session: Hashable | None, time_s: float) -> None:
+    def observe(
+        self, keys: Sequence[Hashable], session: Hashable | None, time_s: float
+    ) -> Ints | None:
         """Take one request: learn from how well it was foreseen, then let it excite.
 
         Args:
             keys: What it asked for, best first, without repeats.
             session: Whose request it was, or None.
             time_s: Unix seconds; one before an earlier request's counts as that one's.
+
+        Returns:
+            None, or, when keys had to be forgotten, the old rows of the kept ones in order.
         """
         if not keys:
-            return
+            return None
         self._advance(max(time_s, self._now))
         known = [n for n in (self._numbers.get(key) for key in keys) if n is not None]
         self._learn(known)
-        rows = self._intern(keys)
+        rows, kept = self._intern(keys)
         self._excite(rows, session)
         for row in rows:
             self._companions.add(row, rows)
         self.requests += 1
+        return kept
 
     def _advance(self, now: float) -> None:
         self._now = now
@@ -229,10 +235,11 @@ class SessionForecast:
             self._hits += share.sum(axis=0)
         self.weights = self._hits / self._exposure
 
-    def _intern(self, keys: Sequence[Hashable]) -> list[int]:
+    def _intern(self, keys: Sequence[Hashable]) -> tuple[list[int], Ints | None]:
+        kept: Ints | None = None
         fresh = [key for key in keys if key not in self._numbers]
         if len(self.keys) + len(fresh) > self._keys_max and self.keys:
-            self._forget(max(len(keys), self._keys_max // 10))
+            kept = self._forget(max(len(keys), self._keys_max // 10))
             fresh = [key for key in keys if key not in self._numbers]
         for key in fresh:
             self._numbers[key] = len(self.keys)
@@ -241,7 +248,7 @@ class SessionForecast:
             grown = np.zeros((2 * len(self.keys), len(_TERMS)))
             grown[: len(self._x)] = self._x
             self._x = grown
-        return [self._numbers[key] for key in keys]
+        return [self._numbers[key] for key in keys], kept
 
     def _excite(self, rows: list[int], session: Hashable | None) -> None:
         grown = np.exp((self._now - self._landmarks) / _TAUS)
@@ -324,7 +331,7 @@ class SessionForecast:
         if len(self._sessions) > self._sessions_max:
             self._sessions.popitem(last=False)
 
-    def _forget(self, count: int) -> None:
+    def _forget(self, count: int) -> Ints:
         """Drop the keys of the least forecast, and renumber the rest."""
         total = len(self.keys)
         order = np.argsort(self.rates(), kind="stable")
@@ -345,3 +352,4 @@ class SessionForecast:
             turn.keys = [renumber[k] for k in turn.keys if renumber[k] >= 0]
             turn.earlier = {renumber[k]: v for k, v in turn.earlier.items() if renumber[k] >= 0}
             turn.streak = {renumber[k]: v for k, v in turn.streak.items() if renumber[k] >= 0}
+        return kept

@@ -1,0 +1,173 @@
+"""Stoker's own placement policy: what stays, what goes, what is fetched ahead.
+
+One object serves live traffic and simulation alike. Without sessions it is an arena of simple
+policies; from the first access that names a session on, the session forecast competes too, and
+while it acts, keys are fetched ahead between requests.
+
+The order of calls: `access` for each key of a request, best first, then `close_request`. A caller
+that knows no requests may leave the second out: a change of session or time closes the request
+before it. Everything is decided from the past alone; a key fetched ahead at one time counts as
+a hit only for a later time, because a load cannot arrive in no time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from stoker.errors import ConfigError
+from stoker.prefetch.arena import Arena, Switch
+from stoker.prefetch.forecast import SessionForecast
+from stoker.prefetch.forecast_cache import ForecastCache
+from stoker.prefetch.shadow import PrefetchAccount
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What one access led to.
+
+    Attributes:
+        hit: Whether the key was resident.
+        admitted: Whether a miss made it resident (it may still be, when the request closes).
+        evicted: The key that made room, or None.
+    """
+
+    hit: bool
+    admitted: bool
+    evicted: Hashable | None
+
+
+@dataclass(frozen=True)
+class Move:
+    """A key to make resident when a request has ended.
+
+    Attributes:
+        key: The key.
+        evicted: The key that makes room, or None.
+        ahead: Whether it is fetched ahead; False when the request itself had just read it.
+    """
+
+    key: Hashable
+    evicted: Hashable | None
+    ahead: bool
+
+
+class StokerPolicy:
+    """Placement of equal-sized units (pages, blocks, passages) in one tier.
+
+    Invariants: those of `Arena`; every key fetched ahead is accounted for exactly once.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        *,
+        swap_gain: float = 1.25,
+        area_ratio: float = 0.25,
+        mini_capacity: int = 4096,
+        switch_cost: float = 0.1,
+        forecast_capacity_max: int = 250_000,
+    ) -> None:
+        if capacity < 1:
+            raise ConfigError(f"capacity must be >= 1, got {capacity}")
+        self.capacity = capacity
+        self._swap_gain = swap_gain
+        self._area_ratio = area_ratio
+        self._mini_capacity = mini_capacity
+        self._switch_cost = switch_cost
+        self._forecast_capacity_max = forecast_capacity_max
+        self._forecast: ForecastCache | None = None
+        self.arena = Arena(capacity, mini_capacity=mini_capacity, switch_cost=switch_cost)
+        self.prefetch = PrefetchAccount()
+        self._asked: dict[Hashable, None] = {}
+        self._session: Hashable | None = None
+        self._time_s = 0.0
+        self.prefetch_enabled = True
+
+    @property
+    def active(self) -> str:
+        """Name of the policy that acts now."""
+        return self.arena.active
+
+    @property
+    def switches(self) -> list[Switch]:
+        """Every change of the acting policy so far, with its evidence."""
+        return self.arena.switches
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self.arena.resident
+
+    def __len__(self) -> int:
+        return len(self.arena.resident)
+
+    def access(
+        self, key: Hashable, *, session: Hashable | None = None, time_s: float = 0.0
+    ) -> Decision:
+        """Take one access of a request.
+
+        Args:
+            key: The unit.
+            session: Whose request it is; None where that is not known.
+            time_s: Unix seconds of the request.
+        """
+        if session is None and self._forecast is None:
+            hit, admitted, evicted = self.arena.access(key)
+            return Decision(hit, admitted, evicted)
+        if self._asked and (session != self._session or time_s != self._time_s):
+            self.close_request()
+        if self._forecast is None and not self._start_forecast():
+            hit, admitted, evicted = self.arena.access(key)
+            return Decision(hit, admitted, evicted)
+        self._session, self._time_s = session, time_s
+        repeated = key in self._asked
+        self._asked[key] = None
+        hit, admitted, evicted = self.arena.access(key)
+        if evicted is not None:
+            self.prefetch.evicted(evicted)
+        if hit:
+            hit = self.prefetch.hit(key, time_s)
+        else:
+            self.prefetch.missed(key)
+        return Decision(hit or repeated, admitted, evicted)
+
+    def _start_forecast(self) -> bool:
+        """Let the forecast compete, if the cache is small enough for it and still cold enough."""
+        if self.capacity > self._forecast_capacity_max:
+            return False
+        keys_max = max(65_536, 2 * self.capacity)
+        self._forecast = ForecastCache(
+            self.capacity,
+            SessionForecast(keys_max=keys_max),
+            swap_gain=self._swap_gain,
+            area_ratio=self._area_ratio,
+        )
+        self.arena.enter(self._forecast)
+        return True
+
+    def close_request(self) -> list[Move]:
+        """End the request: learn from it, renew the content, and say what to load.
+
+        Loads marked ``ahead`` are to run at a priority under demand; the others hold bytes that
+        the request has read already.
+        """
+        forecast, asked = self._forecast, self._asked
+        if forecast is None or not asked:
+            return []
+        gone, came = forecast.close(
+            list(asked), self._session, self._time_s, swap=self.prefetch_enabled
+        )
+        moves: list[Move] = []
+        if self.arena.forecast_acts:
+            for key, evicted in self.arena.follow(gone, came):
+                ahead = key not in asked
+                if evicted is not None:
+                    self.prefetch.evicted(evicted)
+                if ahead:
+                    self.prefetch.issued(key, evicted, self._time_s)
+                moves.append(Move(key, evicted, ahead))
+        self._asked = {}
+        return moves
+
+    def explain(self, key: Hashable) -> dict[str, float]:
+        """Return the terms of a key's forecast (accesses per request), largest first."""
+        return {} if self._forecast is None else self._forecast.forecast.explain(key)

@@ -1,0 +1,96 @@
+"""Account for every key fetched ahead: useful, late, unused or polluting.
+
+* useful: asked for after it was fetched and before it left;
+* late: asked for at the very time at which it was fetched; it helped nobody, and is no hit;
+* unused: left without having been asked for;
+* polluting: unused, and the key that made room for it was asked for meanwhile and missed.
+
+Source: the definition of pollution is that of the ChampSim project's discussion of prefetchers: a
+prefetch must be unused *and* have cost a miss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+
+@dataclass
+class _Pending:
+    time_s: float
+    victim: Hashable | None
+    missed_victim: bool = False
+
+
+class PrefetchAccount:
+    """Counts of what became of prefetches.
+
+    Invariants: ``issued_total == useful + late + unused + polluting + pending``.
+    """
+
+    def __init__(self) -> None:
+        self.issued_total = 0
+        self.useful = 0
+        self.late = 0
+        self.unused = 0
+        self.polluting = 0
+        self._pending: dict[Hashable, _Pending] = {}
+        self._victims: dict[Hashable, Hashable] = {}  # who made room -> for whom
+
+    @property
+    def pending(self) -> int:
+        """Prefetched keys that are resident and not asked for yet."""
+        return len(self._pending)
+
+    def issued(self, key: Hashable, victim: Hashable | None, time_s: float) -> None:
+        """A key was fetched ahead."""
+        self.issued_total += 1
+        self._pending[key] = _Pending(time_s, victim)
+        if victim is not None:
+            self._victims[victim] = key
+
+    def hit(self, key: Hashable, time_s: float) -> bool:
+        """A resident key was asked for; return whether that is a hit (False when it is late)."""
+        pending = self._end(key)
+        if pending is None:
+            return True
+        if time_s > pending.time_s:
+            self.useful += 1
+            return True
+        self.late += 1
+        return False
+
+    def missed(self, key: Hashable) -> None:
+        """A key that is not resident was asked for."""
+        blamed = self._victims.get(key)
+        if blamed is not None:
+            pending = self._pending.get(blamed)
+            if pending is not None:
+                pending.missed_victim = True
+
+    def evicted(self, key: Hashable) -> None:
+        """A key left."""
+        pending = self._end(key)
+        if pending is None:
+            return
+        if pending.missed_victim:
+            self.polluting += 1
+        else:
+            self.unused += 1
+
+    def _end(self, key: Hashable) -> _Pending | None:
+        pending = self._pending.pop(key, None)
+        if pending is not None and pending.victim is not None:
+            self._victims.pop(pending.victim, None)
+        return pending
+
+    def to_dict(self) -> dict[str, int]:
+        """Return the counts by name."""
+        return {
+            "issued": self.issued_total,
+            "useful": self.useful,
+            "late": self.late,
+            "unused": self.unused,
+            "polluting": self.polluting,
+            "pending": self.pending,
+        }
