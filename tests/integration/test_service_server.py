@@ -474,6 +474,31 @@ def test_without_its_broker_a_server_starts_answers_and_loses_no_event(started: 
     spooled.close()
 
 
+@pytest.mark.kafka
+def test_a_new_replica_is_warmed_by_what_another_was_asked(
+    started: Any, broker: Any, topic_name: str, tmp_path: Path
+) -> None:
+    kafka = ("--kafka", broker.bootstrap, "--set", f"service.event_topic={topic_name}",
+             "--set", "service.event_partitions=2", "--set", "service.heat_wait_s=60")  # fmt: skip
+    first = started(*kafka, "--warm", "none")
+    with first.client() as client:
+        client.wait_ready(60)
+        asked = {
+            result.id
+            for _ in range(3)
+            for result in client.search(vector=vectors(1)[0], k=4).results
+        }
+        assert client.mark_used(["c1"]).accepted == 1
+        while "stoker_prefetch_applied_events_total 4.0" not in client.metrics():
+            assert first.process.poll() is None
+    # The same vectors under the same ids, in another folder that has never seen an event.
+    second = started(*kafka, path=build(tmp_path / "other", 60))
+    receipt = second.line("warmup")["receipt"]
+    assert receipt["heat_keys"] == len(asked | {"c1"})
+    for server in (first, second):
+        assert server.stop() == 0, server.log()
+
+
 def test_a_second_server_on_one_folder_is_refused(started: Any) -> None:
     server = started()
     second = subprocess.run(
