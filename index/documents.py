@@ -35,6 +35,7 @@ _VERSION: Final = 1
 _GROUP_CHANGES_MAX: Final = 8_192  # Bounds one transaction, and so the wait of who shares it.
 _BUSY_MS: Final = 10_000
 _PART: Final = 1_024
+_SINGLE_STEPS: Final = 256
 _IDLE_READERS_MAX: Final = 8
 _IDS_PART: Final = 500  # Parameters of one statement, below every build's limit.
 
@@ -307,7 +308,13 @@ class DocumentStore:
         return int(self._meta("change_offset") or 0)
 
     def changes(
-        self, after: int, upto: int | None = None, *, vectors: bool = True, bodies: bool = True
+        self,
+        after: int,
+        upto: int | None = None,
+        *,
+        vectors: bool = True,
+        bodies: bool = True,
+        part: int | None = None,
     ) -> Iterator[Change]:
         """Yield the newest change of each document with ``after`` < offset <= ``upto``, rising.
 
@@ -316,6 +323,8 @@ class DocumentStore:
             upto: Offset to stop at; None means the newest.
             vectors: Whether to read vectors.
             bodies: Whether to read text and metadata; without, both come empty.
+            part: Rows read at once, None for many; a damaged file gives up more of itself in
+                single rows.
 
         Raises:
             DocumentsCorrupt: a row fails its checksum or cannot be what we wrote.
@@ -326,7 +335,7 @@ class DocumentStore:
         statement = (
             f"SELECT d.change_offset, d.tenant, d.id, d.deleted, {body}, {vector} FROM documents d"
             f" {join} WHERE d.change_offset > ? AND d.change_offset <= ?"
-            f" ORDER BY d.change_offset LIMIT {_PART}"
+            f" ORDER BY d.change_offset LIMIT {part or _PART}"
         )
         last = upto if upto is not None else (1 << 63) - 1
         while True:
@@ -335,7 +344,7 @@ class DocumentStore:
                 change = self._decode(row, bodies)
                 after = change.change_offset
                 yield change
-            if len(rows) < _PART:
+            if len(rows) < (part or _PART):
                 return
 
     def documents(self, tenant: str, ids: Sequence[DocumentId]) -> list[Document | None]:
@@ -402,6 +411,23 @@ class DocumentStore:
                 if skipped is None or len(found) >= 1_000:
                     return found
                 after = skipped
+
+    def next_readable(self, after: int) -> int | None:
+        """Return an offset behind ``after`` from which rows can be read again; None if none is.
+
+        For repairs of a file whose pages are damaged. Looks row by row first, then in growing
+        steps, which may pass over as many readable rows as the damage spans.
+        """
+        width = 1
+        while after + width < self._offset:
+            try:
+                next(self.changes(after + width, part=1), None)
+                return after + width
+            except DocumentsCorrupt as error:
+                if getattr(error, "change_offset", None) is not None:
+                    return after + width
+                width += 1 if width < _SINGLE_STEPS else width // 2
+        return None
 
     def _decode(self, row: tuple[Any, ...], bodies: bool) -> Change:
         offset, tenant, document_id, deleted, text, metadata, crc, vector, vector_crc = row

@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -130,35 +130,84 @@ def build_merged(
     id_kind: IdKind,
     engine: SegmentEngine,
     settings: IndexSettings,
-    memory_bytes: int | None,
+    memory_bytes: int,
     heat: Mapping[Any, float] | None,
     progress: Progress,
 ) -> tuple[SealedSegment | None, int]:
     """Seal the live rows of ``chosen`` and of the delta; return the segment, open, and its bytes.
 
-    None where no row lives. Vectors pass through a file, so that a merge needs memory for the
-    graph that it builds and not for a second copy of the vectors.
+    None where no row lives.
 
     Raises:
         NoRoom: the disk is full; what was written is gone again.
         MergeCancelled: ``progress`` raised it.
     """
-    name = new_segment_name(folder, view.generation)
+    return seal_rows(
+        folder,
+        dataclasses.replace(view.generation, change_offset=view.change_offset),
+        _gather(view, chosen, id_kind, progress),
+        store,
+        id_kind=id_kind,
+        engine=engine,
+        settings=settings,
+        memory_bytes=memory_bytes,
+        heat=heat,
+        progress=progress,
+    )
+
+
+def seal_rows(
+    folder: Path,
+    generation: Generation,
+    rows: Iterable[tuple[Sequence[Key], NDArray[np.float32]]],
+    store: DocumentStore | None,
+    *,
+    id_kind: IdKind,
+    engine: SegmentEngine,
+    settings: IndexSettings,
+    memory_bytes: int,
+    heat: Mapping[Any, float] | None,
+    progress: Progress,
+) -> tuple[SealedSegment | None, int]:
+    """Seal documents into a new segment of the collection, which no generation names yet.
+
+    Vectors pass through a file, so that this needs memory for the graph that is built and not for
+    a second copy of the vectors.
+
+    Args:
+        folder: The collection.
+        generation: The one before; says how to build, and up to which change ``rows`` are current.
+        rows: Documents and their vectors, part by part; each document once.
+        store: Their metadata, for filters.
+        id_kind: Type of the ids.
+        engine: Builds the segment.
+        settings: The room's settings.
+        memory_bytes: Budget of the new segment's pages.
+        heat: Weight by (tenant, chunk id) or by id.
+        progress: Called with (what, done, total).
+
+    Returns:
+        The segment, open, and its bytes; (None, 0) without rows.
+
+    Raises:
+        NoRoom: the disk is full; what was written is gone again.
+    """
+    name = new_segment_name(folder, generation)
     target = folder / SEGMENTS_NAME / name
     spool = folder / SEGMENTS_NAME / f".{name}.vectors"
+    keys: list[Key] = []
     try:
         with spool.open("wb") as file:
-            keys = list(_gather(view, chosen, id_kind, file, progress))
+            for part, part_vectors in rows:
+                file.write(part_vectors.astype(generation.vector_dtype).tobytes())
+                keys += part
         if not keys:
             return None, 0
         naming: Naming = (
             "plain" if all(tenant == DEFAULT_TENANT for tenant, _ in keys) else "tenant"
         )
         vectors: NDArray[Any] = np.memmap(
-            spool,
-            dtype=view.generation.vector_dtype,
-            mode="r",
-            shape=(len(keys), view.generation.dim),
+            spool, dtype=generation.vector_dtype, mode="r", shape=(len(keys), generation.dim)
         )
         names = _names(keys, naming, id_kind)
         failpoint("merge.before_build")
@@ -166,13 +215,13 @@ def build_merged(
             target,
             vectors,
             names,
-            metric=view.generation.metric,
-            m=view.generation.m,
-            ef_construction=view.generation.ef_construction,
+            metric=generation.metric,
+            m=generation.m,
+            ef_construction=generation.ef_construction,
             heat=segment_heat(heat, keys, naming),
             progress=progress,
         )
-        entry = SegmentEntry(name, naming, len(keys), view.change_offset)
+        entry = SegmentEntry(name, naming, len(keys), generation.change_offset)
         failpoint("merge.before_filters")
         sealed = SealedSegment.open(
             target, entry, engine=engine, memory_bytes=memory_bytes, settings=settings
@@ -198,15 +247,11 @@ def build_merged(
 
 
 def _gather(
-    view: View,
-    chosen: Sequence[SegmentView],
-    id_kind: IdKind,
-    file: BinaryIO,
-    progress: Progress,
-) -> Iterator[Key]:
-    """Write the vectors of all live rows to ``file``, yielding their documents in that order."""
+    view: View, chosen: Sequence[SegmentView], id_kind: IdKind, progress: Progress
+) -> Iterator[tuple[Sequence[Key], NDArray[np.float32]]]:
+    """Yield all live rows: documents and vectors, part by part."""
     total = sum(segment.live_count for segment in chosen) + int(np.count_nonzero(view.rows.alive))
-    done, dtype = 0, view.generation.vector_dtype
+    done = 0
     for segment in chosen:
         alive = np.ones(segment.sealed.entry.count, dtype=np.bool_)
         alive[np.frombuffer(segment.dead.to_array(), dtype=np.uint32)] = False
@@ -214,17 +259,14 @@ def _gather(
         for start in range(0, rows.size, _ROWS_STEP):
             part = rows[start : start + _ROWS_STEP]
             progress("gather", done, total)
-            vectors = segment.sealed.segment.vectors(part)
-            file.write(vectors.astype(dtype).tobytes())
-            yield from segment.sealed.keys_at(part, id_kind)
+            keys = segment.sealed.keys_at(part, id_kind)
+            yield keys, segment.sealed.segment.vectors(part)
             done += part.size
     rows = np.flatnonzero(view.rows.alive)
     for start in range(0, rows.size, _ROWS_STEP):
         part = rows[start : start + _ROWS_STEP]
         progress("gather", done, total)
-        file.write(view.rows.vectors[part].astype(dtype).tobytes())
-        for row in part:
-            yield view.rows.keys[row]
+        yield [view.rows.keys[row] for row in part.tolist()], view.rows.vectors[part]
         done += part.size
     progress("gather", total, total)
 

@@ -38,7 +38,7 @@ from stoker.index.settings import IndexSettings
 from stoker.index.view import SegmentView, View, open_view
 
 Mode = Literal["r", "rw"]
-_LOCK_NAME: Final = "writer.lock"
+LOCK_NAME: Final = "writer.lock"
 _OPEN_TRIES: Final = 10
 
 log = structlog.get_logger(__name__)
@@ -177,7 +177,7 @@ class Serving:
         return None if kind is None else ("int" if kind is int else "str")
 
     def _lock_for_writing(self) -> None:
-        self._writer_lock = os.open(self.path / _LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o644)
+        self._writer_lock = os.open(self.path / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(self._writer_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

@@ -156,7 +156,7 @@ def open_view(
                     settings=settings,
                 )
             opened.append(known)
-        segments = tuple(_segment_view(folder, generation, sealed, store) for sealed in opened)
+        segments = tuple(open_segment_view(folder, generation, sealed, store) for sealed in opened)
         delta = Delta(generation.dim, generation.metric)
         view = View(generation, segments, delta, delta.view(), generation.change_offset)
         if store is not None:
@@ -199,17 +199,17 @@ def folder_bytes(path: Path) -> int:
         return 0
 
 
-def _segment_view(
+def open_segment_view(
     folder: Path, generation: Generation, sealed: SealedSegment, store: DocumentStore | None
 ) -> SegmentView:
-    dead = _stored_dead(folder, generation, sealed.entry)
+    dead = stored_dead(folder, generation, sealed.entry)
     if dead is None:
         dead = _dead_from_log(sealed, store)
     rows = np.frombuffer(dead.to_array(), dtype=np.uint32).astype(np.int64)
     return SegmentView(sealed, BitMap(), None).without_rows(rows)
 
 
-def _stored_dead(folder: Path, generation: Generation, entry: SegmentEntry) -> BitMap | None:
+def stored_dead(folder: Path, generation: Generation, entry: SegmentEntry) -> BitMap | None:
     """Return the rows that the generation knows to be dead, None where its file is damaged."""
     if entry.dead_crc32 is None:
         return BitMap()
