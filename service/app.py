@@ -19,7 +19,7 @@ import re
 import signal
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import orjson
@@ -82,7 +82,7 @@ def search_thread_count(settings: ServiceSettings) -> int:
     return min(32, 2 * len(os.sched_getaffinity(0)))
 
 
-async def _lanes(app: web.Application) -> Any:
+async def _lanes(app: web.Application) -> AsyncIterator[None]:
     settings = app[ENGINE].config.service
     lanes = Lanes(
         search=Lane(

@@ -30,9 +30,9 @@ def configure_logging(
     Libraries that use the standard `logging` (aiohttp, kafka) are written in the same form, from
     "warning" up: their information lines are about themselves, not about our decisions.
     """
-    stream = sys.stderr if stream is None else stream
+    out: TextIO = sys.stderr if stream is None else stream
     if form == "auto":
-        form = "text" if stream.isatty() else "json"
+        form = "text" if out.isatty() else "json"
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
@@ -48,17 +48,17 @@ def configure_logging(
         # Plain tracebacks: the pretty ones print local variables, and with them keys and texts.
         else [
             structlog.dev.ConsoleRenderer(
-                colors=stream.isatty(), exception_formatter=structlog.dev.plain_traceback
+                colors=out.isatty(), exception_formatter=structlog.dev.plain_traceback
             )
         ]
     )
     structlog.configure(
         processors=[*shared, *last],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
-        logger_factory=structlog.WriteLoggerFactory(stream),
+        logger_factory=structlog.WriteLoggerFactory(out),
         cache_logger_on_first_use=False,
     )
-    handler = logging.StreamHandler(stream)
+    handler = logging.StreamHandler(out)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,
