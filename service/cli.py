@@ -47,6 +47,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("index", "index", "build an index from folders, JSONL, Parquet or .npy"),
     ("import", "import_", "take over an index that another library built"),
     ("verify", "verify", "check every checksum of an index, name what is damaged"),
+    ("repair", "repair", "rebuild what is damaged in an index from what is there"),
     ("inspect", "inspect", "show what an index folder holds"),
     ("serve", "serve", "answer searches over HTTP, warmed before the first one"),
     ("warm", "warm", "warm a running server, or show what it has loaded and why"),
