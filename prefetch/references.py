@@ -1,0 +1,126 @@
+"""The policies that ours is compared with, behind one face.
+
+They come from the package `libcachesim`, which is loaded on first use and belongs to no install of
+Stoker: its licence (GPL-3.0) is not ours, and only comparisons need it. Two are not in it, or not
+usable there: "area", a scheme measured on RAG traffic (decayed frequency, and a fifth of the room
+for what was just used), and "lfu-decay" (libcachesim 0.3.5's LFU with dynamic aging does not end
+on some traces).
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.errors import InputError, UnavailableError
+from stoker.prefetch.candidates import Candidate, DecayedFrequency, Lru
+
+_NEVER = 1 << 60
+
+
+class Reference(Protocol):
+    """A policy that only says which accesses hit."""
+
+    def run(self, keys: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return a mask of hits, shape (n,), for accesses ``keys`` (int64, shape (n,))."""
+        ...
+
+
+class _Ours:
+    def __init__(self, caches: Iterable[Candidate]) -> None:
+        self._caches = list(caches)
+
+    def run(self, keys: NDArray[np.int64]) -> NDArray[np.bool_]:
+        hits = np.zeros(len(keys), dtype=bool)
+        for at, key in enumerate(keys.tolist()):
+            # Every part sees every access: the parts hold the same key at most twice.
+            answers = [cache.access(key) for cache in self._caches]
+            hits[at] = any(answers)
+        return hits
+
+
+class _Library:
+    def __init__(self, name: str, capacity: int, **options: Any) -> None:
+        try:
+            self._library: Any = importlib.import_module("libcachesim")
+        except ImportError as error:
+            raise UnavailableError(
+                "reference policies need the package libcachesim (GPL-3.0, not installed with "
+                "Stoker): pip install libcachesim"
+            ) from error
+        power = min(24, max(16, math.ceil(math.log2(capacity + 1)) + 2))
+        factory = getattr(self._library, name)
+        self._cache = factory(cache_size=capacity, hashpower=power, **options)
+
+    def run(self, keys: NDArray[np.int64]) -> NDArray[np.bool_]:
+        request = self._library.Request()
+        request.obj_size = 1
+        get = self._cache._cache.get
+        hits = np.zeros(len(keys), dtype=bool)
+        following = next_accesses(keys).tolist()
+        for at, key in enumerate(keys.tolist()):
+            request.clock_time = at
+            request.obj_id = key + 1
+            request.next_access_vtime = following[at]
+            hits[at] = get(request)
+        return hits
+
+
+def next_accesses(keys: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return, for each access, when its key comes next (an index), or a number beyond all."""
+    order = np.argsort(keys, kind="stable")
+    same = keys[order][1:] == keys[order][:-1]
+    following = np.full(len(keys), _NEVER, dtype=np.int64)
+    following[order[:-1][same]] = order[1:][same]
+    return following
+
+
+_LIBRARY_NAMES = {
+    "lru": "LRU",
+    "s3-fifo": "S3FIFO",
+    "sieve": "Sieve",
+    "arc": "ARC",
+    "lru-k": "LRUK",
+    "w-tinylfu": "WTinyLFU",
+    "belady": "Belady",
+    "fifo": "FIFO",
+    "lfu": "LFU",
+    "clock": "Clock",
+    "2q": "TwoQ",
+    "slru": "SLRU",
+    "lirs": "LIRS",
+    "lhd": "LHD",
+    "lecar": "LeCaR",
+    "cacheus": "Cacheus",
+    "hyperbolic": "Hyperbolic",
+}
+# What issue and documentation compare with; `all` runs these, `stoker` and `belady`.
+COMPARED = ("lru", "lfu-decay", "w-tinylfu", "s3-fifo", "sieve", "arc", "lru-k", "area")
+REFERENCES = (*COMPARED, *(name for name in _LIBRARY_NAMES if name not in COMPARED))
+
+
+def reference(name: str, capacity: int) -> Reference:
+    """Return a fresh reference policy for ``capacity`` equal-sized keys.
+
+    Raises:
+        InputError: no such policy.
+        UnavailableError: `libcachesim` is not installed.
+    """
+    if name == "lfu-decay":
+        return _Ours([DecayedFrequency(capacity)])
+    if name == "area":
+        recent = max(1, capacity // 5)
+        frequent = capacity - recent
+        return _Ours([*([DecayedFrequency(frequent)] if frequent else []), Lru(recent)])
+    if name not in _LIBRARY_NAMES:
+        raise InputError(f"policy {name!r}, expected one of stoker, {', '.join(REFERENCES)}, all")
+    options: dict[str, Any] = {}
+    if name == "w-tinylfu":
+        # Below 100 keys its window of 1 % would hold nothing, and the cache would never hit.
+        options["window_size"] = max(0.01, 1.001 / capacity)
+    return _Library(_LIBRARY_NAMES[name], capacity, **options)
