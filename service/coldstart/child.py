@@ -43,20 +43,16 @@ def run_job(job: ColdJob) -> tuple[ColdRecord, list[list[Any]]]:
     log = _AnswerLog(job, index)
     opened_s = _since(job)
     receipt: Any = None
-    asked = warm_bytes = 0
+    asked = 0
     if job.mode == MODE_STOKER:
-        # The upper layers come first and whole, whatever the budget. With them, a query that waits
-        # at the door is answered as well as can be in the time given, and says how completely.
-        # The others come once it is ready.
-        first = index.warm(budget_bytes=1)
+        # A query that waits at the door is answered before the warm-up, as well as can be in the
+        # time given; the answer says how complete it is. The others come once it is ready.
         log.answer(queries[0], deadline_ms=job.first_deadline_ms or None)
         asked = 1
-        warm_bytes += first.bytes_read
-        receipt = index.warm(_heat(job), budget_bytes=_budget_left(job, device_before))
+        receipt = index.warm(_heat(job), budget_bytes=_budget_left(job, index, device_before))
     elif job.mode == MODE_ALL:
         receipt = index.warm()
     ready_s = _since(job)
-    warm_bytes += receipt.bytes_read if receipt is not None else 0
     ready_bytes = _difference(device_before, _device_bytes())
     counted = _page_counts(index)
     for query in queries[asked:]:
@@ -76,7 +72,7 @@ def run_job(job: ColdJob) -> tuple[ColdRecord, list[list[Any]]]:
         bytes_read=log.bytes_read,
         ready_device_bytes=ready_bytes,
         total_device_bytes=_difference(device_before, _device_bytes()),
-        warm_bytes=warm_bytes,
+        warm_bytes=receipt.bytes_read if receipt is not None else 0,
         resident_bytes=residency.resident_bytes,
         index_bytes=residency.total_bytes,
         page_hits=hits - counted[0] if hits >= 0 else -1,
@@ -121,15 +117,17 @@ def _since(job: ColdJob) -> float:
     return (time.monotonic_ns() - job.started_ns) / 1e9
 
 
-def _budget_left(job: ColdJob, device_before: int) -> int | None:
-    """Return what the warm-up may still load; what was read until now counts.
+def _budget_left(job: ColdJob, index: Any, device_before: int) -> int | None:
+    """Return what may be resident after the warm-up, so that the bytes read keep to the budget.
 
-    A little is left for reads of the first answer that are still under way.
+    What was read until now counts, but pages that came in by it need not be read again. A little
+    is left for reads of the first answer that are still under way.
     """
     if not job.budget_bytes:
         return None
     spent = max(0, _difference(device_before, _device_bytes()))
-    return max(1, int(job.budget_bytes * _BUDGET_SHARE) - spent)
+    there = min(int(index.resident().resident_bytes), spent)
+    return max(1, int(job.budget_bytes * _BUDGET_SHARE) - spent + there)
 
 
 def _heat(job: ColdJob) -> dict[str, float]:

@@ -93,7 +93,6 @@ def test_every_mode_runs_in_its_own_process_and_its_figures_add_up(bench: ColdBe
             assert record.page_misses == 0
         else:
             assert record.first_answer_s < record.ready_s
-            assert record.warm_bytes > 0
             assert record.receipt is not None
             assert record.receipt["heat_keys"] == 2
             assert 0 < record.receipt["budget_bytes"] <= bench.index_bytes * 0.2
