@@ -164,13 +164,13 @@ def _open_index(path: Path, config: StokerConfig) -> tuple[CollectionIndex, str]
         return CollectionIndex(Collection(path, "r", settings=config.index)), "off: read-only"
     try:
         return CollectionIndex(Collection(path, "rw", settings=config.index)), ""
-    except (WriterBusy, InputError) as error:
+    except (WriterBusy, InputError, OSError) as error:  # OSError: a folder that is read-only
         if writes == "on":
             raise
         try:
             collection = Collection(path, "r", settings=config.index)
-        except StokerError:
-            raise error from None
+        except (StokerError, OSError):
+            raise error from None  # the first one says what is wrong with the folder itself
         log.warning("service.writes_off", reason=str(error))
         return CollectionIndex(collection), f"off: {error}"
 

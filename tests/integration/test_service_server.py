@@ -572,3 +572,19 @@ def test_warm_and_inspect_commands(started: Any) -> None:
     code, _, err = run("warm", "--budget", "5 parsecs")
     assert code == 2
     assert "--budget" in err
+
+
+def test_a_second_server_reads_what_the_first_writes(started: Any, tmp_path: Path) -> None:
+    writer = started("--warm", "none")
+    reader = started(
+        "--warm", "none", "--state-dir", str(tmp_path / "state"),
+        "--set", "service.refresh_s=0.05", path=writer.index,
+    )  # fmt: skip
+    assert "another process" in reader.line("parts")["parts"]["writes"]
+    with writer.client() as write, reader.client() as read:
+        write.upsert([Document("fresh", "seen by both", vectors(1, 8)[0])])
+        with pytest.raises(UnavailableError, match="read-only"):
+            read.upsert([Document("x", None, vectors(1)[0])])
+        while read.search(vector=vectors(1, 8)[0], k=1).results[0].id != "fresh":
+            assert reader.process.poll() is None
+        assert read.search(vector=vectors(1, 8)[0], k=1).results[0].text == "seen by both"
