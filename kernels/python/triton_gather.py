@@ -187,7 +187,9 @@ def compile_for(capability: int, *, metric: str = "ip", row_type: str = "fp32") 
     source = ASTSource(
         fn=gather_scores_kernel, signature=signature, constexprs=constants, attrs=hints
     )
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32))
+    # Said outright, because Triton is about to change its default.
+    options = {"enable_fp_fusion": True}
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 
 def resource_usage(compiled: Any, capability: int) -> dict[str, int]:
@@ -196,18 +198,29 @@ def resource_usage(compiled: Any, capability: int) -> dict[str, int]:
     Raises:
         UnavailableError: the assembler is not there or does not take the code.
     """
-    ptxas = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
+    # Newer Tritons carry a second assembler for newer PTX; the first that takes the code reports.
+    folder_of_tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    assemblers = sorted(folder_of_tools.glob("ptxas*"))
+    if not assemblers:
+        raise UnavailableError(f"expected an assembler in {folder_of_tools}, found none")
     target = re.search(r"\.target\s+(\w+)", compiled.asm["ptx"])
     name = target.group(1) if target else f"sm_{capability}"
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "kernel.ptx"
         source.write_text(compiled.asm["ptx"])
-        command = [str(ptxas), "-v", f"--gpu-name={name}", str(source), "-o", "/dev/null"]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-        except (OSError, subprocess.SubprocessError) as error:
-            raise UnavailableError(f"expected ptxas to take the kernel: {error}") from error
+        flags = ["-v", f"--gpu-name={name}", str(source), "-o", "/dev/null"]
+        for ptxas in assemblers:
+            try:
+                done = subprocess.run(
+                    [str(ptxas), *flags], capture_output=True, text=True, timeout=60, check=False
+                )
+            except (OSError, subprocess.SubprocessError) as error:
+                raise UnavailableError(f"expected ptxas to take the kernel: {error}") from error
+            if done.returncode == 0:
+                break
     report = done.stderr + done.stdout
+    if done.returncode:
+        raise UnavailableError(f"expected ptxas to take the kernel: {report[:200]}")
     figures = {
         "registers": r"Used (\d+) registers",
         "spill_store_bytes": r"(\d+) bytes spill stores",
