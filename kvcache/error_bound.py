@@ -72,6 +72,44 @@ def errors_expected_max(errors: int, alpha: float) -> float:
     return high
 
 
+@functools.lru_cache(maxsize=16_384)
+def exposure_needed(share: float, alpha: float, *, errors: int = 0, exposure: float = 0.0) -> float:
+    """Say how much more exposure proves a delta, in units of 1 / delta.
+
+    Args:
+        share: The error rate that is expected from now on, as a share of delta; in [0, 1).
+        alpha: As in `errors_expected_max`.
+        errors: Errors seen so far.
+        exposure: Exposure so far, times delta.
+
+    Returns:
+        The least E for which E / delta more lookups with E x ``share`` more errors prove delta;
+        infinite where the rate is too near to delta to be proved in reasonable time.
+    """
+
+    def missing(more: float) -> float:
+        return _expected_at(errors + share * more, alpha) - exposure - more
+
+    low, high = 0.0, 4_000.0
+    if missing(high) > 0.0:
+        return math.inf
+    for _ in range(40):
+        middle = 0.5 * (low + high)
+        if missing(middle) > 0.0:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def _expected_at(errors: float, alpha: float) -> float:
+    below = math.floor(errors)
+    part = errors - below
+    return (1.0 - part) * errors_expected_max(below, alpha) + part * errors_expected_max(
+        below + 1, alpha
+    )
+
+
 class ErrorBound:
     """The running upper bound on the mean error chance of the lookups that a rule selects.
 

@@ -10,7 +10,7 @@ import dataclasses
 import enum
 from collections import Counter
 
-from stoker.kvcache.question import STOPWORDS, Question, stem_of
+from stoker.kvcache.question import ORDINAL, STOPWORDS, Question, stem_of
 
 
 class Guard(enum.StrEnum):
@@ -90,10 +90,25 @@ def language_conflict(asked: Question, earlier: Question) -> Conflict | None:
     return None
 
 
+def _wording_is_close(asked: Question, earlier: Question) -> bool:
+    """Return whether half of all content words are shared: a missing word then says something."""
+    one, other = set(asked.words), set(earlier.words)
+    return 2 * len(one & other) >= len(one | other)
+
+
 def negation_conflict(asked: Question, earlier: Question) -> Conflict | None:
-    """Refuse where the count of negations differs, or they govern different shared words."""
+    """Refuse where one denies what the other says.
+
+    That is: a negation that only one has governs a word that both have, or the wording is close.
+    "Does not work" and "is broken" are no conflict: what is denied is not said by the other.
+    """
     if len(asked.negations) != len(earlier.negations):
-        return Conflict(Guard.NEGATION, " ".join(asked.negations), " ".join(earlier.negations))
+        more, less = sorted((asked, earlier), key=lambda q: -len(q.negations))
+        extra = set(more.negations) - set(less.negations)
+        denied = {word for word in extra if word and word in less.word_set}
+        if denied or _wording_is_close(asked, earlier):
+            return Conflict(Guard.NEGATION, " ".join(asked.negations), " ".join(earlier.negations))
+        return None
     for one, other in zip(asked.negations, earlier.negations, strict=True):
         moved = one != other and one in earlier.word_set and other in asked.word_set
         if moved and one and other:
@@ -128,13 +143,23 @@ def antonym_conflict(asked: Question, earlier: Question) -> Conflict | None:
 
 
 def number_conflict(asked: Question, earlier: Question) -> Conflict | None:
-    """Refuse where the amounts differ once both are in base units (5 km is 5000 m)."""
-    if asked.amounts == earlier.amounts:
+    """Refuse where the amounts differ once both are in base units (5 km is 5000 m).
+
+    An ordinal that only one has ("my first card") counts where the wording is close.
+    """
+    amounts = [[pair for pair in q.amounts if pair[1] != ORDINAL] for q in (asked, earlier)]
+    if amounts[0] == amounts[1]:
+        ordinals = [
+            [value for value, unit in q.amounts if unit == ORDINAL] for q in (asked, earlier)
+        ]
+        either = ordinals[0] != ordinals[1] and (all(ordinals) or _wording_is_close(asked, earlier))
+        if either:
+            return Conflict(Guard.NUMBER, _amounts_text(asked), _amounts_text(earlier))
         return None
-    values = [Counter(value for value, _ in q.amounts) for q in (asked, earlier)]
-    units = [Counter(unit for _, unit in q.amounts) for q in (asked, earlier)]
+    values = [Counter(value for value, _ in q) for q in amounts]
+    units = [Counter(unit for _, unit in q) for q in amounts]
     guard = Guard.UNIT if values[0] == values[1] or units[0] != units[1] else Guard.NUMBER
-    if len(asked.amounts) != len(earlier.amounts):
+    if len(amounts[0]) != len(amounts[1]):
         guard = Guard.NUMBER
     return Conflict(guard, _amounts_text(asked), _amounts_text(earlier))
 

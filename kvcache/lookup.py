@@ -11,7 +11,7 @@ import random
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any, NewType
+from typing import Any
 
 import numpy as np
 import structlog
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from stoker.errors import InputError
 from stoker.kvcache.guards import Conflict, Guard, first_conflict
+from stoker.kvcache.nearest import NearestVectors, Slot, Vector
 from stoker.kvcache.question import Question, read_question
 from stoker.kvcache.reuse_policy import (
     NEIGHBORS,
@@ -29,9 +30,6 @@ from stoker.kvcache.reuse_policy import (
     pair_features,
 )
 from stoker.kvcache.settings import KvcacheSettings
-
-Slot = NewType("Slot", int)
-Vector = NDArray[np.float32]
 
 log = structlog.get_logger(__name__)
 
@@ -134,8 +132,8 @@ def overlap_of(fresh: Sequence[str], earlier: Sequence[str]) -> float:
 class _TenantLookups:
     """One tenant's earlier questions.
 
-    Invariants (`check`): every live slot has one entry, one row and, past the exact size, one live
-    HNSW label; ``by_text`` and ``holders`` point at live slots only; never more than the bound.
+    Invariants (`check`): every live slot has one entry; ``by_text`` and ``holders`` point at live
+    slots only; never more entries than the bound.
     """
 
     def __init__(self, settings: KvcacheSettings, *, dim: int, policy: ReusePolicy) -> None:
@@ -146,37 +144,22 @@ class _TenantLookups:
         self.entries: OrderedDict[Slot, _Entry] = OrderedDict()  # least recently used first
         self.by_text: dict[str, Slot] = {}
         self.holders: dict[str, set[Slot]] = {}
-        self.free: list[Slot] = []
         self.serial = 0
-        rows = min(64, settings.reuse_entries_max)
-        self.vectors: NDArray[np.float32] = np.zeros((rows, dim), np.float32)
+        self.near = NearestVectors(
+            dim=dim,
+            rows_max=settings.reuse_entries_max,
+            exact_max=settings.reuse_exact_entries_max,
+        )
+        rows = len(self.near.live)
         self.generation: NDArray[np.int64] = np.zeros(rows, np.int64)
         self.valid_to: NDArray[np.int64] = np.full(rows, -1, np.int64)
         self.floor: NDArray[np.float32] = np.full(rows, -2.0, np.float32)
-        self.live: NDArray[np.bool_] = np.zeros(rows, np.bool_)
-        self.graph: Any = None  # hnswlib.Index once the exact comparison is too slow
 
     def _grow(self) -> None:
-        rows = min(2 * len(self.live), self.settings.reuse_entries_max)
-        more = rows - len(self.live)
-        self.vectors = np.concatenate([self.vectors, np.zeros((more, self.dim), np.float32)])
+        more = len(self.near.live) - len(self.generation)
         self.generation = np.concatenate([self.generation, np.zeros(more, np.int64)])
         self.valid_to = np.concatenate([self.valid_to, np.full(more, -1, np.int64)])
         self.floor = np.concatenate([self.floor, np.full(more, -2.0, np.float32)])
-        self.live = np.concatenate([self.live, np.zeros(more, np.bool_)])
-        if self.graph is not None:
-            self.graph.resize_index(rows)
-
-    def _build_graph(self) -> None:
-        import hnswlib
-
-        graph = hnswlib.Index(space="ip", dim=self.dim)
-        graph.init_index(max_elements=len(self.live), M=12, ef_construction=80, random_seed=7)
-        graph.set_num_threads(1)
-        graph.set_ef(48)
-        slots = np.flatnonzero(self.live)
-        graph.add_items(self.vectors[slots], slots, num_threads=1)
-        self.graph = graph
 
     def drop(self, slot: Slot) -> None:
         entry = self.entries.pop(slot)
@@ -188,11 +171,8 @@ class _TenantLookups:
                 held.discard(slot)
                 if not held:
                     del self.holders[result_id]
-        self.live[slot] = False
         self.valid_to[slot] = -1
-        self.free.append(slot)
-        if self.graph is not None:
-            self.graph.mark_deleted(slot)
+        self.near.drop(slot)
 
     def put(
         self,
@@ -209,50 +189,24 @@ class _TenantLookups:
             self.drop(previous)
         while len(self.entries) >= self.settings.reuse_entries_max:
             self.drop(next(iter(self.entries)))
-        if self.free:
-            slot = self.free.pop()
-        else:
-            slot = Slot(len(self.entries))
-            if slot >= len(self.live):
-                self._grow()
+        slot = self.near.put(vector)
+        if slot >= len(self.generation):
+            self._grow()
         self.serial += 1
-        self.vectors[slot] = vector
         self.generation[slot] = fence.generation
         self.valid_to[slot] = fence.change_offset
         self.floor[slot] = floor
-        self.live[slot] = True
         self.entries[slot] = _Entry(
             question, result_ids, frozenset(result_ids), scores, self.serial
         )
         self.by_text[question.normal] = slot
         for result_id in result_ids:
             self.holders.setdefault(result_id, set()).add(slot)
-        if self.graph is not None:
-            self.graph.add_items(vector[None, :], np.array([slot]), num_threads=1)
-        elif len(self.entries) > self.settings.reuse_exact_entries_max:
-            self._build_graph()
 
     def is_valid(self, slot: Slot, fence: Fence) -> bool:
         return bool(
             self.generation[slot] == fence.generation and self.valid_to[slot] >= fence.change_offset
         )
-
-    def nearest(self, vector: Vector) -> list[tuple[Slot, float]]:
-        """Return the nearest live slots by falling cosine, at most ``NEIGHBORS``."""
-        count = min(NEIGHBORS, len(self.entries))
-        if count == 0:
-            return []
-        if self.graph is not None:
-            try:
-                labels, _ = self.graph.knn_query(vector[None, :], k=count, num_threads=1)
-                slots = labels[0].astype(np.int64)
-            except RuntimeError:  # the graph reached fewer than k: its way of saying so
-                slots = np.flatnonzero(self.live)
-        else:
-            slots = np.flatnonzero(self.live)
-        similarities = self.vectors[slots] @ vector
-        best = np.argsort(-similarities, kind="stable")[:count]
-        return [(Slot(int(slots[i])), float(similarities[i])) for i in best]
 
     def around(self, nearest: Sequence[tuple[Slot, float]], *, candidate: Slot) -> Neighborhood:
         """Ask the questions around whether their passages are the candidate's."""
@@ -273,8 +227,8 @@ class _TenantLookups:
     def change(
         self, fence: Fence, *, since: int, ids: Sequence[str], vectors: NDArray[np.float32] | None
     ) -> int:
-        rows = len(self.live)
-        open_rows = self.live & (self.generation == fence.generation)
+        live, vectors_held = self.near.live, self.near.vectors
+        open_rows = live & (self.generation == fence.generation)
         open_rows &= self.valid_to < fence.change_offset
         hit: NDArray[np.bool_] = self.valid_to < since  # changes in between were never seen
         for changed in ids:
@@ -283,9 +237,8 @@ class _TenantLookups:
         if vectors is None:
             hit |= True
         elif len(vectors):
-            nearest = np.max(self.vectors @ vectors.T, axis=1)
+            nearest = np.max(vectors_held @ vectors.T, axis=1)
             hit |= nearest >= self.floor - _FLOOR_MARGIN
-        assert len(hit) == rows
         lost = np.flatnonzero(open_rows & hit)
         for row in lost:
             self.drop(Slot(int(row)))
@@ -293,24 +246,19 @@ class _TenantLookups:
         return len(lost)
 
     def bytes(self) -> int:
-        arrays = (self.vectors, self.generation, self.valid_to, self.floor, self.live)
-        total = sum(array.nbytes for array in arrays)
-        if self.graph is not None:
-            total += len(self.live) * (4 * self.dim + 2 * 12 * 4 + 64)
+        arrays = (self.generation, self.valid_to, self.floor)
+        total = sum(array.nbytes for array in arrays) + self.near.bytes()
         return total + 1500 * len(self.entries)
 
     def check(self) -> None:
-        live = {Slot(int(slot)) for slot in np.flatnonzero(self.live)}
+        live = {Slot(int(slot)) for slot in np.flatnonzero(self.near.live)}
         assert live == set(self.entries), (live, set(self.entries))
         assert len(self.entries) <= self.settings.reuse_entries_max
         assert set(self.by_text.values()) <= live
         for result_id, slots in self.holders.items():
             assert slots, result_id
             assert all(result_id in self.entries[slot].result_ids for slot in slots)
-        assert set(self.free).isdisjoint(live)
-        assert len(self.free) + len(live) <= len(self.live)
-        if self.graph is not None:
-            assert self.graph.get_current_count() >= len(live)
+        self.near.check()
 
 
 class LookupReuse:
@@ -377,7 +325,7 @@ class LookupReuse:
         exact = self._exact(state, question, unit, fence)
         if exact is not None:
             return exact
-        nearest = state.nearest(unit)
+        nearest = state.near.nearest(unit, NEIGHBORS)
         if not nearest:
             return Refusal(Guard.NO_CANDIDATE)
         valid = [(slot, value) for slot, value in nearest if state.is_valid(slot, fence)]
@@ -436,7 +384,7 @@ class LookupReuse:
         # The normal form finds the entry; only the very same request needs no proof.
         if entry.question.text.strip() != question.text.strip():
             return None
-        similarity = float(state.vectors[slot] @ unit)
+        similarity = float(state.near.vectors[slot] @ unit)
         if similarity < _SAME_VECTOR:
             return None
         state.entries.move_to_end(slot)

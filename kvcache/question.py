@@ -57,6 +57,7 @@ _NUMBER_WORDS = {
 # "A new one", "at once": amounts only before a unit.
 _NUMBER_PRONOUNS = _set_of("one once half double")
 # "first" and its like are orders, not amounts: kept apart so that "the 2nd" is not "2".
+ORDINAL = "ordinal"
 _ORDINALS = {"first": 1, "second": 2, "third": 3, "fourth": 4, "fifth": 5, "last": -1}
 # What pint would read as something else (kb: kilobarn), and what it does not know (money).
 _UNITS_OURS: dict[str, tuple[str, Fraction]] = {
@@ -88,7 +89,7 @@ _MONTHS = {
 _WEEKDAYS = _set_of("monday tuesday wednesday thursday friday saturday sunday")
 _RELATIVE_DAYS = _set_of(
     "today yesterday tomorrow tonight weekend weekday weekly daily monthly yearly annually "
-    "quarterly hourly now later earlier"
+    "quarterly hourly"
 )
 _TOKEN = re.compile(
     r"https?://\S+|[\w.+-]+@[\w-]+(?:\.[\w-]+)+"  # addresses
@@ -106,6 +107,7 @@ _IDENTIFIER = re.compile(
     r"[_@#]|::|->|\(\)$|\+\+$|[a-z][A-Z]|[A-Za-z]\d|\d[A-Za-z]|[A-Za-z][./][A-Za-z]|^--?[a-zA-Z]"
 )
 _SPACE = re.compile(r"\s+")
+_ASKING = _set_of("what which who whom whose when where why how")
 _ROLE_WORDS = _set_of("from to into onto than before after by over under between via")
 
 
@@ -125,6 +127,7 @@ class Question:
         versions: Version numbers, sorted.
         names: Names and identifiers, casefolded.
         roles: Preposition -> content word that follows it: who to whom, from where to where.
+        asks: The first question word ("how", "when"); empty where there is none.
         language: Guessed language or script; empty when the text is too short to say.
     """
 
@@ -139,6 +142,7 @@ class Question:
     versions: tuple[str, ...]
     names: frozenset[str]
     roles: tuple[tuple[str, str], ...]
+    asks: str
     language: str
 
 
@@ -343,7 +347,7 @@ def read_question(text: str) -> Question:
             starts_sentence = False
             continue
         elif low in _ORDINALS:
-            amounts.append((Fraction(_ORDINALS[low]), "ordinal"))
+            amounts.append((Fraction(_ORDINALS[low]), ORDINAL))
             content = low
         elif low in _WEEKDAYS or low in _RELATIVE_DAYS or (low in _MONTHS and low != "may"):
             dates.append(f"m{_MONTHS[low]}" if low in _MONTHS else low)
@@ -382,5 +386,6 @@ def read_question(text: str) -> Question:
         versions=tuple(sorted(versions)),
         names=frozenset(names),
         roles=tuple(roles),
+        asks=next((word for word in lowered if word in _ASKING), ""),
         language=_language_of(plain, lowered),
     )

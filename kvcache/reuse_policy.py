@@ -20,7 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import InputError
-from stoker.kvcache.error_bound import DriftAlarm, ErrorBound, errors_expected_max
+from stoker.kvcache.error_bound import (
+    DriftAlarm,
+    ErrorBound,
+    exposure_needed,
+)
 from stoker.kvcache.guards import differing_words
 from stoker.kvcache.question import Question
 
@@ -46,7 +50,7 @@ class Neighborhood:
 
 NO_NEIGHBORHOOD = Neighborhood(np.zeros(0, np.float32), np.zeros(0, np.int8))
 
-FEATURE_COUNT = 21
+FEATURE_COUNT = 26
 _NEAR = 0.08  # cosine distance over which a neighbour's word loses two thirds of its weight
 
 
@@ -98,7 +102,18 @@ def pair_features(
     words = max(1, len(set(asked.words) | set(earlier.words)))
     features[19] = (len(only_asked) + len(only_earlier)) / words
     features[20] = float(len(only_asked) == 1 and len(only_earlier) == 1)
+    features[21] = _letters_gap(asked.normal, earlier.normal)
+    features[22] = abs(len(asked.words) - len(earlier.words)) / words
+    features[23] = float(bool(asked.asks) and bool(earlier.asks) and asked.asks != earlier.asks)
+    features[24] = features[19] * features[21]
+    features[25] = float(len(asked.negations) != len(earlier.negations))
     return features
+
+
+def _letters_gap(one: str, other: str) -> float:
+    """Return the share of three-letter pieces that only one of two texts has."""
+    pieces = [{text[i : i + 3] for i in range(len(text) - 2)} or {text} for text in (one, other)]
+    return 1.0 - len(pieces[0] & pieces[1]) / len(pieces[0] | pieces[1])
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -107,25 +122,35 @@ class Verdict:
 
     Attributes:
         allowed: Reuse it.
-        selected: The selector picked it, whether or not the bound allowed the reuse.
         verify: Search as well, and report what came out.
         verify_ratio: The chance at which ``verify`` was drawn; 1 where a search follows anyway.
         error_chance: What the selector expects; NaN while it has learnt nothing.
         bound: The proved bound at the time.
-        epoch: Which proof the outcome belongs to.
+        proofs: Serial numbers of the proofs that its outcome belongs to.
     """
 
     allowed: bool
-    selected: bool
     verify: bool
     verify_ratio: float
     error_chance: float
     bound: float
-    epoch: int
+    proofs: tuple[int, ...]
+
+
+@dataclasses.dataclass(slots=True)
+class _Proof:
+    """One attempt to prove a cut: all candidates whose expected error is at most ``cut``."""
+
+    serial: int
+    cut: float
+    bound: ErrorBound
 
 
 class ReusePolicy:
     """Learns which candidates are safe, and allows them once that is proved.
+
+    At any time one proof stands, and what it selects is reused; another, with a looser cut, is on
+    trial. Trials cost nothing while their picks are refused: the search that follows is the check.
 
     Deterministic: the same decisions, outcomes and coins in the same order give the same answers.
     Not thread-safe: its owner holds a lock.
@@ -140,10 +165,15 @@ class ReusePolicy:
     """
 
     LEARN_MIN = 100  # outcomes before the selector says anything
+    # Outcomes, times delta, before a proof is begun (but 300 to 1,000 of them): each proof spends a
+    # share of alpha, and one begun by a selector that has seen few errors is mostly spent in vain.
+    TRIAL_MIN = 10.0
     HISTORY_MAX = 6_000  # outcomes kept: the oldest go first, so the selector follows drift
     DRIFT_KEEP = 300  # outcomes that survive a drift alarm
-    CUT_RATIO = 0.9  # a pick's expected error as a share of delta; picks average a third of it
     SETTLING = 1_000.0  # reuses over which the verified share falls to its final value
+    CAUTION = 1.3  # forecasts made in hindsight are taken to be this much too good
+    IMPATIENCE = 0.35  # a trial is given up for one that promises to end in this share of the time
+    WORTH = 1.25  # a looser cut goes on trial if it selects this much more
 
     def __init__(self, *, delta: float, alpha: float, verify_ratio: float) -> None:
         for name, value in (("delta", delta), ("alpha", alpha), ("verify_ratio", verify_ratio)):
@@ -154,30 +184,34 @@ class ReusePolicy:
         self._verify_ratio = verify_ratio
         self._rows: deque[Features] = deque(maxlen=self.HISTORY_MAX)
         self._wrong: deque[float] = deque(maxlen=self.HISTORY_MAX)
+        self._open: deque[bool] = deque(maxlen=self.HISTORY_MAX)  # no guard had refused it
         self._weights: Features | None = None
-        self._cut_ratio = self.CUT_RATIO
         self._seen = 0
         self._fitted = 0
-        self._epoch = 0
+        self._proofs_begun = 0
         self._reused = 0
-        self._bound = ErrorBound(self._alpha_of(0))
-        self._alarm = DriftAlarm(rate=delta)
+        self._standing: _Proof | None = None
+        self._trial: _Proof | None = None
+        self._alarm = DriftAlarm(rate=min(delta, 0.5))
 
-    def _alpha_of(self, epoch: int) -> float:
-        # 1/2, 1/4, 1/8, ... of alpha: however often the proof starts afresh, they sum to alpha.
-        return float(self._alpha * 0.5 ** (min(epoch, 60) + 1))
+    def _alpha_of(self, serial: int) -> float:
+        # 1/2, 1/6, 1/12, 1/20, ... of alpha: however often a proof is begun, they sum to alpha.
+        return self._alpha / ((serial + 1) * (serial + 2))
 
     def bound(self) -> float:
-        """Return the proved upper bound on the error chance of what is selected; 1 for none."""
-        return self._bound.upper()
+        """Return the proved upper bound on the error chance of what is reused; 1 for none."""
+        proof = self._standing or self._trial
+        return 1.0 if proof is None else proof.bound.upper()
 
     def exposure(self) -> float:
         """Return how many verified selections the present proof rests on."""
-        return self._bound.exposure
+        proof = self._standing or self._trial
+        return 0.0 if proof is None else proof.bound.exposure
 
     def errors(self) -> int:
         """Return how many of them were wrong."""
-        return self._bound.errors
+        proof = self._standing or self._trial
+        return 0 if proof is None else proof.bound.errors
 
     def decide(self, features: Features, coin: float) -> Verdict:
         """Judge one candidate.
@@ -189,27 +223,27 @@ class ReusePolicy:
         Returns:
             The verdict. Report its outcome with `learn`, or `skip` where it was not verified.
         """
-        bound = self.bound()
         if self._weights is None:
-            return Verdict(False, False, True, 1.0, math.nan, bound, self._epoch)
+            return self.refuse()
         chance = _logistic(float(features @ self._weights))
-        selected = chance <= self._cut_ratio * self._delta
-        allowed = selected and bound <= self._delta
-        if not allowed:
-            return Verdict(False, selected, True, 1.0, chance, bound, self._epoch)
+        chosen = [proof for proof in (self._standing, self._trial) if proof and chance <= proof.cut]
+        proofs = tuple(proof.serial for proof in chosen)
+        bound = self.bound()
+        standing = self._standing
+        if standing is None or standing not in chosen or bound > self._delta:
+            return Verdict(False, True, 1.0, chance, bound, proofs)
         # A rule that has just begun to act is watched closely, then less.
         ratio = max(self._verify_ratio, 0.5 * math.exp(-self._reused / self.SETTLING))
         self._reused += 1
-        return Verdict(True, True, coin < ratio, ratio, chance, bound, self._epoch)
+        return Verdict(True, coin < ratio, ratio, chance, bound, proofs)
 
     def refuse(self) -> Verdict:
         """Return the verdict on a candidate that a guard refused: to learn from, not to prove."""
-        return Verdict(False, False, True, 1.0, math.nan, self.bound(), self._epoch)
+        return Verdict(False, True, 1.0, math.nan, self.bound(), ())
 
     def skip(self, verdict: Verdict) -> None:
         """Account for a reuse that was not drawn for verification."""
-        if verdict.selected and verdict.epoch == self._epoch:
-            self._bound.add(verify_ratio=verdict.verify_ratio, wrong=False)
+        self._count(verdict, wrong=False)
 
     def learn(self, verdict: Verdict, features: Features, *, same: bool) -> None:
         """Take the outcome of a verified decision: whether reuse gave the right passages."""
@@ -217,46 +251,95 @@ class ReusePolicy:
         self._seen += 1
         self._rows.append(features)
         self._wrong.append(float(wrong))
-        if verdict.selected and verdict.epoch == self._epoch:
-            self._bound.add(verify_ratio=verdict.verify_ratio, wrong=wrong)
-            if self._alarm.add(wrong=wrong):
-                self._start_afresh(keep=self.DRIFT_KEEP)
-            elif self._hopeless():
-                self._start_afresh(keep=None)
-        due = max(self.LEARN_MIN, math.ceil(1.05 * self._fitted))
-        if self._seen >= due:
+        self._open.append(self._weights is None or not math.isnan(verdict.error_chance))
+        self._count(verdict, wrong=wrong)
+        if verdict.proofs and self._alarm.add(wrong=wrong):
+            self._take_drift()
+        elif self._seen >= max(self.LEARN_MIN, math.ceil(1.05 * self._fitted)):
             self._fit()
 
-    def _hopeless(self) -> bool:
-        # Early mistakes of a selector that has since learnt: a clean proof would be done sooner.
-        if self._bound.upper() <= self._delta:
-            return False
-        missing = errors_expected_max(self._bound.errors, self._bound.alpha) / self._delta
-        missing -= self._bound.exposure
-        clean = errors_expected_max(0, self._alpha_of(self._epoch + 1)) / self._delta
-        return missing > 2.0 * clean
+    def _count(self, verdict: Verdict, *, wrong: bool) -> None:
+        for proof in (self._standing, self._trial):
+            if proof is not None and proof.serial in verdict.proofs:
+                proof.bound.add(verify_ratio=verdict.verify_ratio, wrong=wrong)
+        trial = self._trial
+        if trial is not None and trial.bound.upper() <= self._delta:
+            self._standing, self._trial = trial, None
 
-    def _start_afresh(self, *, keep: int | None) -> None:
-        self._epoch += 1
-        self._bound = ErrorBound(self._alpha_of(self._epoch))
-        self._alarm = DriftAlarm(rate=self._delta)
+    def _take_drift(self) -> None:
+        """Forget what was learnt before the world changed; what stood is proved no longer."""
+        self._standing = self._trial = None
         self._reused = 0
-        if keep is not None:  # drift: what was learnt before no longer counts
-            self._rows = deque(list(self._rows)[-keep:], maxlen=self.HISTORY_MAX)
-            self._wrong = deque(list(self._wrong)[-keep:], maxlen=self.HISTORY_MAX)
-            self._cut_ratio = max(0.1, 0.5 * self._cut_ratio)
-            self._fit()
+        for kept in (self._rows, self._wrong, self._open):
+            while len(kept) > self.DRIFT_KEEP:
+                kept.popleft()
+        self._alarm = DriftAlarm(rate=min(self._delta, 0.5))
+        self._fit()
 
     def _fit(self) -> None:
         self._fitted = self._seen
         rows, wrong = np.array(self._rows), np.array(self._wrong)
         self._weights = _fit_logistic(rows, wrong, start=self._weights)
+        if self._seen < min(max(self.TRIAL_MIN / self._delta, 300.0), 1_000.0):
+            return
+        logits = np.clip(rows[np.array(self._open)] @ self._weights, -30.0, 30.0)
+        found = self._best_trial(np.sort(1.0 / (1.0 + np.exp(-logits))))
+        if found is not None:
+            serial = self._proofs_begun
+            self._proofs_begun += 1
+            self._trial = _Proof(serial, found, ErrorBound(self._alpha_of(serial)))
+
+    def _best_trial(self, chances: Features) -> float | None:
+        """Choose the cut that is proved soonest, or None where the trial under way is as good.
+
+        Strict enough to be provable, loose enough to fill. Any choice is sound, since a proof
+        counts only what comes after it was begun; this one is quick.
+
+        Args:
+            chances: Expected errors of past candidates, rising.
+        """
+        if len(chances) < self.LEARN_MIN // 2:
+            return None
+        alpha = self._alpha_of(self._proofs_begun)
+        means = np.cumsum(chances) / np.arange(1, len(chances) + 1)
+
+        def lookups(count: int, level: float, errors: int, exposure: float) -> float:
+            """Candidates, selected or not, until ``count`` of ``len(chances)`` prove delta."""
+            share = self.CAUTION * float(means[count - 1]) / self._delta
+            if share >= 0.8:
+                return math.inf
+            # Shares are rounded up: fewer distinct values to solve for.
+            more = exposure_needed(
+                math.ceil(40.0 * share) / 40.0, level, errors=errors,
+                exposure=round(exposure * self._delta, 1),
+            )  # fmt: skip
+            return more / self._delta * len(chances) / count
+
+        def count_of(proof: _Proof | None) -> int:
+            return 0 if proof is None else int(np.searchsorted(chances, proof.cut, side="right"))
+
+        soonest, best = math.inf, None
+        for count in np.unique(np.geomspace(10, len(chances), 60).astype(int)):
+            if count >= self.WORTH * count_of(self._standing):
+                wait = lookups(int(count), alpha, 0, 0.0)
+                if wait < soonest:
+                    soonest, best = wait, float(chances[count - 1])
+        trial = self._trial
+        if trial is not None and count_of(trial):
+            bound = trial.bound
+            wait = lookups(count_of(trial), bound.alpha, bound.errors, bound.exposure)
+            if soonest > self.IMPATIENCE * wait:
+                return None
+        return best
 
     def check(self) -> None:
         """Raise AssertionError on the first broken invariant."""
-        self._bound.check()
-        assert len(self._rows) == len(self._wrong) <= self.HISTORY_MAX
-        spent = sum(self._alpha_of(epoch) for epoch in range(self._epoch + 1))
+        assert len(self._rows) == len(self._wrong) == len(self._open) <= self.HISTORY_MAX
+        for proof in (self._standing, self._trial):
+            if proof is not None:
+                proof.bound.check()
+                assert proof.serial < self._proofs_begun
+        spent = sum(self._alpha_of(serial) for serial in range(self._proofs_begun))
         assert spent <= self._alpha + 1e-12, spent
 
 

@@ -45,10 +45,10 @@ class KvcacheSettings:
         },
     )
     reuse_similarity_min: float = dataclasses.field(
-        default=0.70,
+        default=0.50,
         metadata={
             "help": "Cosine under which an earlier question is never a candidate; below it small "
-            "sentence models hold few paraphrases; cosine in [-1, 1]"
+            "sentence models hold next to no paraphrases; cosine in [-1, 1]"
         },
     )
     reuse_verify_ratio: float = dataclasses.field(

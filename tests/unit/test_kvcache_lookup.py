@@ -63,7 +63,7 @@ def test_same_text_with_another_embedding_is_not_exact() -> None:
         ("How do I not delete a topic?", 1, FENCE, Guard.NEGATION),
         ("How do I delete 5 topics?", 1, FENCE, Guard.NUMBER),
         ("how can I delete topics", 1, FENCE, Guard.EVIDENCE),
-        ("What is a broker?", 2, FENCE, Guard.SIMILARITY),
+        ("What is a broker?", 3, FENCE, Guard.SIMILARITY),
         ("", 1, FENCE, Guard.EMPTY),
         ("?!", 1, FENCE, Guard.EMPTY),
         ("a" * 5_000, 1, FENCE, Guard.EMPTY),

@@ -1,0 +1,426 @@
+"""Measure semantic lookup reuse on labelled pairs, as if they arrived one after another.
+
+Each line's ``b`` is looked up after its ``a`` was answered. The policy under test sees a pair's
+truth only if it chose to verify that lookup: every refusal (a search follows anyway) and a sample
+of the reuses. What it has learnt so is all it knows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.errors import InputError
+from stoker.kvcache.guards import Guard, first_conflict
+from stoker.kvcache.nearest import NearestVectors, Slot
+from stoker.kvcache.question import read_question
+from stoker.kvcache.reuse_policy import NEIGHBORS, Neighborhood, ReusePolicy, pair_features
+from stoker.kvcache.settings import KvcacheSettings
+
+_ALIASES = ("{}_vec", "{}_vector", "vec_{}", "vector_{}", "{}_embedding", "embedding_{}", "{}_emb",
+            "emb_{}", "v{}", "{}v")  # fmt: skip
+_ALIKE = 0.8  # cosine at which an unlabelled question is taken to be of its neighbour's kind
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """One labelled pair; the vectors are None until they are embedded."""
+
+    a: str
+    b: str
+    same: bool
+    a_vector: NDArray[np.float32] | None
+    b_vector: NDArray[np.float32] | None
+
+
+def pair_of(document: Mapping[str, Any], *, line: int) -> Pair:
+    """Read one line of a pairs file.
+
+    Args:
+        document: ``a`` and ``b`` texts, ``same`` true or false (or 1 or 0); perhaps vectors, as
+            ``a_vec``, ``a_vector``, ``vector_a``, ``a_embedding``, ``embedding_a`` or a like name.
+        line: Its number, for messages.
+
+    Raises:
+        InputError: a field is missing or of another type; the message names line and field.
+    """
+    texts = []
+    for key in ("a", "b"):
+        text = document.get(key)
+        if not isinstance(text, str) or not text.strip():
+            raise InputError(f"line {line}: expected a text in {key!r}, found {text!r}")
+        texts.append(text)
+    same = document.get("same")
+    if not isinstance(same, bool) and not (isinstance(same, int) and same in (0, 1)):
+        raise InputError(f"line {line}: expected true or false in 'same', found {same!r}")
+    a_vector = _vector_in(document, "a", line=line)
+    b_vector = _vector_in(document, "b", line=line)
+    if (a_vector is None) != (b_vector is None):
+        raise InputError(f"line {line}: expected vectors for both texts or for none")
+    return Pair(texts[0], texts[1], bool(same), a_vector, b_vector)
+
+
+def _vector_in(document: Mapping[str, Any], key: str, *, line: int) -> NDArray[np.float32] | None:
+    for alias in _ALIASES:
+        name = alias.format(key)
+        if document.get(name) is None:
+            continue
+        try:
+            vector = np.asarray(document[name], np.float32)
+        except (TypeError, ValueError) as error:
+            raise InputError(f"line {line}: expected numbers in {name!r}: {error}") from error
+        length = float(np.linalg.norm(vector)) if vector.ndim == 1 and vector.size else 0.0
+        if not math.isfinite(length) or length == 0.0:
+            raise InputError(f"line {line}: expected one finite, non-zero vector in {name!r}")
+        return vector / np.float32(length)
+    return None
+
+
+def with_vectors(
+    pairs: Sequence[Pair], embed: Callable[[list[str]], NDArray[np.float32]]
+) -> list[Pair]:
+    """Return the pairs with vectors, embedding each distinct text once where they lack them.
+
+    Raises:
+        InputError: the vectors given differ in dim.
+    """
+    missing = list(dict.fromkeys(
+        text for pair in pairs if pair.a_vector is None for text in (pair.a, pair.b)
+    ))  # fmt: skip
+    known: dict[str, NDArray[np.float32]] = {}
+    if missing:
+        vectors = embed(missing)
+        lengths = np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-30)
+        known = dict(zip(missing, (vectors / lengths).astype(np.float32), strict=True))
+    whole = [
+        pair if pair.a_vector is not None
+        else dataclasses.replace(pair, a_vector=known[pair.a], b_vector=known[pair.b])
+        for pair in pairs
+    ]  # fmt: skip
+    dims = {
+        vector.shape for p in whole for vector in (p.a_vector, p.b_vector) if vector is not None
+    }
+    if len(dims) > 1:
+        raise InputError(f"expected vectors of one dim, found {sorted(dims)}")
+    return whole
+
+
+class KnownAnswers:
+    """Which questions are known to need the same passages, from the truths revealed so far.
+
+    A union-find of questions with a set of known differences between groups. Labelled questions
+    can be found by nearness, so that a pair's surroundings can be asked.
+    """
+
+    def __init__(self, *, dim: int, questions_max: int, exact_max: int) -> None:
+        self._near = NearestVectors(dim=dim, rows_max=questions_max, exact_max=exact_max)
+        self._number: dict[str, int] = {}
+        self._parent: list[int] = []
+        self._differs: list[set[int]] = []
+        self._slot_number: dict[Slot, int] = {}
+        self._labelled: set[int] = set()
+
+    def _number_of(self, text: str) -> int:
+        number = self._number.get(text)
+        if number is None:
+            number = self._number[text] = len(self._parent)
+            self._parent.append(number)
+            self._differs.append(set())
+        return number
+
+    def _root(self, number: int) -> int:
+        while self._parent[number] != number:
+            self._parent[number] = self._parent[self._parent[number]]
+            number = self._parent[number]
+        return number
+
+    def reveal(self, pair: Pair) -> None:
+        """Take the truth of one verified pair."""
+        one, other = self._number_of(pair.a), self._number_of(pair.b)
+        for number, vector in ((one, pair.a_vector), (other, pair.b_vector)):
+            if number not in self._labelled and vector is not None:
+                self._labelled.add(number)
+                self._slot_number[self._near.put(vector)] = number
+        left, right = self._root(one), self._root(other)
+        if left == right:
+            return
+        if not pair.same:
+            self._differs[left].add(right)
+            self._differs[right].add(left)
+            return
+        if len(self._differs[left]) < len(self._differs[right]):
+            left, right = right, left
+        self._parent[right] = left
+        for third in self._differs[right]:
+            self._differs[third].discard(right)
+            self._differs[third].add(left)
+        self._differs[left] |= self._differs[right]
+        self._differs[left].discard(left)
+        self._differs[right] = set()
+
+    def around(self, pair: Pair) -> Neighborhood:
+        """Ask the labelled questions near ``b`` whether they are known to be of ``a``'s kind."""
+        assert pair.a_vector is not None
+        assert pair.b_vector is not None
+        nearest = self._near.nearest(pair.b_vector, NEIGHBORS)
+        kind = self._kind_of(pair.a, pair.a_vector)
+        states = np.zeros(len(nearest), np.int8)
+        if kind is not None:
+            for place, (slot, _) in enumerate(nearest):
+                root = self._root(self._slot_number[slot])
+                states[place] = 1 if root == kind else -1 if root in self._differs[kind] else 0
+        return Neighborhood(np.array([value for _, value in nearest], np.float32), states)
+
+    def _kind_of(self, text: str, vector: NDArray[np.float32]) -> int | None:
+        number = self._number.get(text)
+        if number is not None and number in self._labelled:
+            return self._root(number)
+        nearest = self._near.nearest(vector, 1)
+        if nearest and nearest[0][1] >= _ALIKE:
+            return self._root(self._slot_number[nearest[0][0]])
+        return None
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedThreshold:
+    """The best single cosine threshold in hindsight, with every truth known.
+
+    Attributes:
+        threshold: The cosine; 2 where none qualifies.
+        reused: Pairs at or above it.
+        reused_true: Those that were right.
+        reused_false: Those that were wrong.
+        false_share_upper: Upper confidence bound of the wrong share.
+    """
+
+    threshold: float
+    reused: int
+    reused_true: int
+    reused_false: int
+    false_share_upper: float
+
+
+@dataclasses.dataclass(frozen=True)
+class ReuseEvaluation:
+    """The outcome of one run; `to_json` names the fields for scripts."""
+
+    pairs: int
+    true_pairs: int
+    false_pairs: int
+    delta: float
+    confidence: float
+    reused_true: int
+    reused_false: int
+    false_share_upper: float
+    bound: float
+    bound_exposure: float
+    bound_errors: int
+    first_reuse_at: int | None
+    verified_reuses: int
+    verified_refusals: int
+    refusals: dict[str, int]
+    fixed_same_bound: FixedThreshold
+    fixed_same_share: FixedThreshold
+    result_hash: str
+    seconds: float
+
+    @property
+    def reused(self) -> int:
+        """Lookups that were reused."""
+        return self.reused_true + self.reused_false
+
+    def to_json(self) -> dict[str, object]:
+        """Return plain values, ratios included."""
+        best = self.fixed_same_bound
+        return {
+            "pairs": self.pairs,
+            "true_pairs": self.true_pairs,
+            "false_pairs": self.false_pairs,
+            "delta": self.delta,
+            "confidence": self.confidence,
+            "reused": self.reused,
+            "reused_true": self.reused_true,
+            "reused_false": self.reused_false,
+            "reuse_rate_true": _ratio(self.reused_true, self.true_pairs),
+            "reuse_rate_false": _ratio(self.reused_false, self.false_pairs),
+            "false_share": _ratio(self.reused_false, self.reused),
+            "false_share_upper": self.false_share_upper,
+            "within_delta": self.false_share_upper <= self.delta,
+            "bound": self.bound,
+            "bound_exposure": self.bound_exposure,
+            "bound_errors": self.bound_errors,
+            "first_reuse_at": self.first_reuse_at,
+            "verified": self.verified_reuses + self.verified_refusals,
+            "verified_reuses": self.verified_reuses,
+            "verified_refusals": self.verified_refusals,
+            "verification_cost": _ratio(self.verified_reuses, self.reused),
+            "refusals": self.refusals,
+            "fixed_threshold": dataclasses.asdict(best),
+            "fixed_threshold_share_only": dataclasses.asdict(self.fixed_same_share),
+            "gain_over_fixed": _ratio(self.reused_true, best.reused_true),
+            "result_hash": self.result_hash,
+            "seconds": self.seconds,
+        }
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
+
+
+def share_upper(wrong: int, count: int, alpha: float) -> float:
+    """Return the Clopper-Pearson upper bound of a share: exact for a fixed sample.
+
+    Args:
+        wrong: Errors among ``count``.
+        count: Sample size; 0 gives 1.
+        alpha: One-sided level, in (0, 1).
+
+    Source: Clopper and Pearson, Biometrika 26 (1934).
+    """
+    if count == 0 or wrong >= count:
+        return 1.0
+    low, high = wrong / count, 1.0
+    for _ in range(60):
+        middle = 0.5 * (low + high)
+        if _binomial_at_most(wrong, count, middle) > alpha:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def _binomial_at_most(wrong: int, count: int, share: float) -> float:
+    if share <= 0.0 or share >= 1.0:
+        return 1.0 if share <= 0.0 else 0.0
+    logs = [
+        math.lgamma(count + 1) - math.lgamma(k + 1) - math.lgamma(count - k + 1)
+        + k * math.log(share) + (count - k) * math.log1p(-share)
+        for k in range(wrong + 1)
+    ]  # fmt: skip
+    peak = max(logs)
+    return min(1.0, math.exp(peak) * sum(math.exp(value - peak) for value in logs))
+
+
+def best_fixed_threshold(
+    similarities: NDArray[np.float64], same: NDArray[np.bool_], *, delta: float, alpha: float,
+    by_bound: bool,
+) -> FixedThreshold:  # fmt: skip
+    """Find the loosest single cosine threshold that keeps to ``delta``, knowing every truth.
+
+    Args:
+        similarities: Cosine of each pair, shape (n,).
+        same: The truths, shape (n,).
+        delta: Largest share of wrong reuses.
+        alpha: Level of the upper bound.
+        by_bound: Whether the bound of the share must keep to delta, or only the share itself.
+    """
+    order = np.argsort(-similarities, kind="stable")
+    wrong = np.cumsum(~same[order])
+    for count in range(len(order), 0, -1):
+        if count < len(order) and similarities[order[count]] == similarities[order[count - 1]]:
+            continue  # a threshold takes all of equal cosine or none
+        errors = int(wrong[count - 1])
+        if errors > delta * count:
+            continue
+        upper = share_upper(errors, count, alpha)
+        if not by_bound or upper <= delta:
+            cut = float(similarities[order[count - 1]])
+            return FixedThreshold(cut, count, count - errors, errors, upper)
+    return FixedThreshold(2.0, 0, 0, 0, 1.0)
+
+
+def evaluate_reuse(
+    pairs: Sequence[Pair],
+    *,
+    delta: float,
+    settings: KvcacheSettings | None = None,
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> ReuseEvaluation:
+    """Run the reuse policy over pairs in order.
+
+    Args:
+        pairs: In order of arrival, all with unit vectors of one dim (`with_vectors`).
+        delta: The largest share of wrong reuses.
+        settings: Confidence, verification share and index sizes.
+        seed: Of the draw of verifications; the result is the same for the same seed.
+        progress: Called with (pairs done, pairs in all), now and then.
+
+    Raises:
+        InputError: no pairs, or delta outside (0, 1].
+    """
+    if not pairs:
+        raise InputError("pairs: expected at least one")
+    chosen = settings or KvcacheSettings()
+    first = pairs[0].a_vector
+    assert first is not None, "with_vectors comes first"
+    started = time.perf_counter()
+    known = KnownAnswers(
+        dim=len(first), questions_max=2 * len(pairs), exact_max=chosen.reuse_exact_entries_max
+    )
+    policy = ReusePolicy(
+        delta=delta, alpha=chosen.reuse_alpha, verify_ratio=chosen.reuse_verify_ratio
+    )
+    rng = random.Random(seed)
+    refusals: Counter[str] = Counter()
+    similarities = np.zeros(len(pairs))
+    decisions = bytearray()
+    right = wrong = verified_reuses = 0
+    first_reuse: int | None = None
+    for place, pair in enumerate(pairs):
+        assert pair.a_vector is not None
+        assert pair.b_vector is not None
+        similarities[place] = similarity = float(pair.a_vector @ pair.b_vector)
+        coin = rng.random()
+        asked, earlier = read_question(pair.b), read_question(pair.a)
+        features = pair_features(asked, earlier, similarity=similarity, around=known.around(pair))
+        conflict = first_conflict(asked, earlier)
+        if conflict is not None:
+            guard: Guard | None = conflict.guard
+        elif similarity < chosen.reuse_similarity_min:
+            guard = Guard.SIMILARITY
+        else:
+            guard = None
+        verdict = policy.refuse() if guard else policy.decide(features, coin)
+        if verdict.allowed:
+            right, wrong = right + pair.same, wrong + (not pair.same)
+            verified_reuses += verdict.verify
+            first_reuse = place if first_reuse is None else first_reuse
+        else:
+            refusals[(guard or Guard.EVIDENCE).value] += 1
+        decisions.append(verdict.allowed)
+        if verdict.verify:
+            policy.learn(verdict, features, same=pair.same)
+            known.reveal(pair)
+        else:
+            policy.skip(verdict)
+        if progress is not None and place % 256 == 255:
+            progress(place + 1, len(pairs))
+    policy.check()
+    same = np.array([pair.same for pair in pairs])
+    alpha = chosen.reuse_alpha
+    return ReuseEvaluation(
+        pairs=len(pairs), true_pairs=int(same.sum()), false_pairs=int((~same).sum()),
+        delta=delta, confidence=1.0 - alpha, reused_true=right, reused_false=wrong,
+        false_share_upper=share_upper(wrong, right + wrong, alpha),
+        bound=policy.bound(), bound_exposure=policy.exposure(), bound_errors=policy.errors(),
+        first_reuse_at=first_reuse, verified_reuses=verified_reuses,
+        verified_refusals=len(pairs) - right - wrong, refusals=dict(sorted(refusals.items())),
+        fixed_same_bound=best_fixed_threshold(
+            similarities, same, delta=delta, alpha=alpha, by_bound=True
+        ),
+        fixed_same_share=best_fixed_threshold(
+            similarities, same, delta=delta, alpha=alpha, by_bound=False
+        ),
+        result_hash=hashlib.blake2b(bytes(decisions), digest_size=8).hexdigest(),
+        seconds=time.perf_counter() - started,
+    )  # fmt: skip

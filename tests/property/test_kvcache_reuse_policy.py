@@ -1,0 +1,83 @@
+"""The policy on a known truth, over many seeds: reused lookups are wrong at most delta of the time.
+
+The truth is a chance of error that falls with nearness, unknown to the policy; after a drift the
+nearest candidates are the wrong ones.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from stoker.kvcache.question import read_question
+from stoker.kvcache.reuse_policy import (
+    FEATURE_COUNT,
+    NO_NEIGHBORHOOD,
+    ReusePolicy,
+    Verdict,
+    pair_features,
+)
+
+DELTA, ALPHA = 0.03, 0.05
+SAME = read_question("what is a page pool")
+
+
+def run(seed: int, *, steps: int, drift_at: int | None) -> tuple[float, int, int]:
+    """Return (sum of true error chances of the reuses, reuses, reuses after the drift)."""
+    rng = np.random.default_rng((53, seed))
+    policy = ReusePolicy(delta=DELTA, alpha=ALPHA, verify_ratio=0.2)
+    expected = 0.0
+    reuses = after = 0
+    for step in range(steps):
+        similarity = 1.0 - 0.4 * float(rng.beta(1.0, 4.0))
+        drifted = drift_at is not None and step >= drift_at
+        chance = 0.4 if drifted else float(1 / (1 + np.exp(40 * (similarity - 0.86))))
+        features = pair_features(SAME, SAME, similarity=similarity, around=NO_NEIGHBORHOOD)
+        verdict: Verdict = policy.decide(features, float(rng.random()))
+        wrong = bool(rng.random() < chance)
+        if verdict.allowed:
+            assert verdict.bound <= DELTA
+            expected += chance
+            reuses += 1
+            after += drifted
+        if verdict.verify:
+            policy.learn(verdict, features, same=not wrong)
+        else:
+            policy.skip(verdict)
+        if step % 200 == 0:
+            policy.check()
+    return expected, reuses, after
+
+
+def test_coverage_over_seeds() -> None:
+    seeds, broken, reused = 30, 0, 0
+    for seed in range(seeds):
+        expected, reuses, _ = run(seed, steps=2_500, drift_at=None)
+        broken += expected > DELTA * reuses
+        reused += reuses
+    assert broken <= max(1, ALPHA * seeds), f"{broken} of {seeds} runs broke delta"
+    assert reused > 150 * seeds, "a policy that never reuses proves nothing here"
+
+
+def test_after_drift_reuse_ends_before_much_is_wrong() -> None:
+    reused = 0
+    for seed in range(6):
+        _, reuses, after = run(seed, steps=3_200, drift_at=2_500)
+        reused += reuses
+        assert after < 60, f"seed {seed}: {after} reuses after the drift, 40 % of them wrong"
+    assert reused > 600
+
+
+def test_features_are_finite_for_anything() -> None:
+    for one, other in (("", "a"), ("a" * 500, "?"), ("not", "5 km in 2024")):
+        features = pair_features(
+            read_question(one), read_question(other), similarity=-1.5, around=NO_NEIGHBORHOOD
+        )
+        assert features.shape == (FEATURE_COUNT,)
+        assert np.all(np.isfinite(features))
+
+
+@pytest.mark.parametrize("value", [0.0, 1.01, -0.1])
+def test_senseless_settings_are_refused(value: float) -> None:
+    with pytest.raises(ValueError, match="expected a value in"):
+        ReusePolicy(delta=value, alpha=0.05, verify_ratio=0.1)

@@ -1,0 +1,235 @@
+"""The measurement of reuse: what it reads, what it may see, and what it compares with."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from stoker.errors import InputError
+from stoker.kvcache import reuse_evaluation
+from stoker.kvcache.reuse_evaluation import (
+    KnownAnswers,
+    Pair,
+    best_fixed_threshold,
+    evaluate_reuse,
+    pair_of,
+    share_upper,
+    with_vectors,
+)
+from stoker.kvcache.settings import KvcacheSettings
+from stoker.service import cli
+
+DIM = 24
+
+
+def unit(rng: np.random.Generator) -> NDArray[np.float32]:
+    vector = rng.standard_normal(DIM).astype(np.float32)
+    return vector / np.float32(np.linalg.norm(vector))
+
+
+def synthetic_pairs(count: int, *, seed: int) -> list[Pair]:
+    """Questions of 12 kinds; each asks again near an earlier one, some of another kind nearby."""
+    rng = np.random.default_rng((29, seed))
+    kinds = [unit(rng) for _ in range(12)]
+    latest: list[tuple[str, NDArray[np.float32]] | None] = [None] * 12
+    pairs = []
+    for number in range(count):
+        kind = int(rng.integers(12))
+        close = rng.random() < 0.8
+        vector = kinds[kind] + np.float32(0.15 if close else 0.8) * unit(rng)
+        vector /= np.float32(np.linalg.norm(vector))
+        text = f"question about kind{'abcdefghijkl'[kind]}" + " indeed" * (number % 9)
+        wrong = rng.random() < (0.0 if close else 0.5)
+        other = kind if not wrong else int(rng.integers(12))
+        before = latest[other]
+        if before is not None:
+            pairs.append(Pair(before[0], text, other == kind, before[1], vector))
+        latest[kind] = (text, vector)
+    return pairs
+
+
+@pytest.mark.parametrize("name", ["{}_vec", "{}_vector", "vector_{}", "{}_embedding", "{}_emb"])
+def test_vectors_are_found_under_plausible_names(name: str) -> None:
+    document = {"a": "x", "b": "y", "same": 1, name.format("a"): [3, 4], name.format("b"): [0, 2.0]}
+    pair = pair_of(document, line=1)
+    assert pair.same
+    assert pair.a_vector is not None
+    assert pair.b_vector is not None
+    assert pair.a_vector.tolist() == pytest.approx([0.6, 0.8])
+    assert pair.b_vector.tolist() == [0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("document", "found"),
+    [
+        ({"b": "y", "same": True}, "'a'"),
+        ({"a": " ", "b": "y", "same": True}, "'a'"),
+        ({"a": "x", "b": 3, "same": True}, "'b'"),
+        ({"a": "x", "b": "y"}, "'same'"),
+        ({"a": "x", "b": "y", "same": "yes"}, "'same'"),
+        ({"a": "x", "b": "y", "same": 2}, "'same'"),
+        ({"a": "x", "b": "y", "same": True, "a_vec": [1.0]}, "both texts"),
+        ({"a": "x", "b": "y", "same": True, "a_vec": ["?"], "b_vec": [1.0]}, "'a_vec'"),
+        ({"a": "x", "b": "y", "same": True, "a_vec": [0.0], "b_vec": [1.0]}, "'a_vec'"),
+        ({"a": "x", "b": "y", "same": True, "a_vec": [[1.0]], "b_vec": [1.0]}, "'a_vec'"),
+    ],
+)
+def test_bad_lines_are_named(document: dict[str, Any], found: str) -> None:
+    with pytest.raises(InputError, match=f"line 7.*{found}"):
+        pair_of(document, line=7)
+
+
+def test_only_missing_texts_are_embedded_once() -> None:
+    asked: list[list[str]] = []
+
+    def embed(texts: list[str]) -> NDArray[np.float32]:
+        asked.append(texts)
+        return np.full((len(texts), DIM), 2.0, np.float32)
+
+    given = np.eye(DIM, dtype=np.float32)[0]
+    pairs = [
+        Pair("x", "y", True, None, None),
+        Pair("y", "x", False, None, None),
+        Pair("z", "x", True, given, given),
+    ]
+    whole = with_vectors(pairs, embed)
+    assert asked == [["x", "y"]]
+    assert all(
+        np.linalg.norm(vector) == pytest.approx(1.0)
+        for pair in whole
+        for vector in (pair.a_vector, pair.b_vector)
+        if vector is not None
+    )
+    with pytest.raises(InputError, match="one dim"):
+        with_vectors([*pairs, Pair("q", "r", True, np.ones(3), np.ones(3))], embed)
+
+
+def test_share_upper_is_clopper_pearson() -> None:
+    scipy_stats = pytest.importorskip("scipy.stats")
+    for wrong, count in ((0, 1), (0, 299), (1, 473), (5, 1_000), (40, 900), (7, 7)):
+        expected = 1.0 if wrong == count else scipy_stats.beta.ppf(0.95, wrong + 1, count - wrong)
+        assert share_upper(wrong, count, 0.05) == pytest.approx(expected, rel=1e-6)
+    assert share_upper(0, 0, 0.05) == 1.0
+
+
+@pytest.mark.parametrize("by_bound", [True, False])
+@pytest.mark.parametrize("seed", range(6))
+def test_best_fixed_threshold_equals_trying_all(seed: int, by_bound: bool) -> None:
+    rng = np.random.default_rng((31, seed))
+    similarities = np.round(rng.random(400), 2)  # many ties
+    same = rng.random(400) < 0.4 + 0.6 * similarities
+    best = 0
+    for cut in np.unique(similarities):
+        taken = similarities >= cut
+        wrong = int((taken & ~same).sum())
+        share = share_upper(wrong, int(taken.sum()), 0.05) if by_bound else wrong / taken.sum()
+        if share <= 0.15:
+            best = max(best, int(taken.sum()))
+    found = best_fixed_threshold(similarities, same, delta=0.15, alpha=0.05, by_bound=by_bound)
+    assert found.reused == best
+    assert found.reused == found.reused_true + found.reused_false
+    assert int((similarities >= found.threshold).sum()) == best
+
+
+def test_known_answers_join_and_tell_apart() -> None:
+    rng = np.random.default_rng(37)
+    vectors = {name: unit(rng) for name in "abcdef"}
+
+    def pair(one: str, other: str, same: bool) -> Pair:
+        return Pair(one, other, same, vectors[one], vectors[other])
+
+    known = KnownAnswers(dim=DIM, questions_max=20, exact_max=20)
+    known.reveal(pair("a", "b", True))
+    known.reveal(pair("c", "d", True))
+    known.reveal(pair("b", "c", False))
+    known.reveal(pair("e", "f", True))
+    around = known.around(Pair("a", "new", True, vectors["a"], vectors["d"]))
+    near = {
+        name: state
+        for name, state in zip(
+            sorted("abcdef", key=lambda n: -float(vectors[n] @ vectors["d"])),
+            around.states.tolist(),
+            strict=True,
+        )
+    }
+    assert near == {"a": 1, "b": 1, "c": -1, "d": -1, "e": 0, "f": 0}
+    known.reveal(pair("e", "d", True))  # what is known of d's kind holds for e's now
+    states = known.around(Pair("a", "new", True, vectors["a"], vectors["e"])).states
+    assert sorted(states.tolist()) == [-1, -1, -1, -1, 1, 1]
+
+
+def test_reuse_is_worth_it_and_within_delta() -> None:
+    pairs = synthetic_pairs(4_000, seed=1)
+    found = evaluate_reuse(pairs, delta=0.02)
+    document = found.to_json()
+    assert found.reused_true > 500
+    assert document["within_delta"] is True
+    assert found.bound <= 0.02
+    assert found.verified_refusals + found.reused == len(pairs)
+    assert found.verified_reuses < found.reused
+    assert sum(found.refusals.values()) == found.verified_refusals
+    assert json.loads(json.dumps(document)) == document
+    again = evaluate_reuse(pairs, delta=0.02)
+    assert again.result_hash == found.result_hash
+
+
+def test_truth_that_was_not_verified_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = synthetic_pairs(3_000, seed=2)
+    verified: list[Pair] = []
+    reveal = KnownAnswers.reveal
+
+    def watch(self: KnownAnswers, pair: Pair) -> None:
+        verified.append(pair)
+        reveal(self, pair)
+
+    monkeypatch.setattr(reuse_evaluation.KnownAnswers, "reveal", watch)
+    found = evaluate_reuse(pairs, delta=0.02)
+    seen = {id(pair) for pair in verified}
+    assert len(seen) < len(pairs)
+    lied = [
+        pair if id(pair) in seen else dataclasses.replace(pair, same=not pair.same)
+        for pair in pairs
+    ]
+    assert evaluate_reuse(lied, delta=0.02).result_hash == found.result_hash
+
+
+def test_nothing_provable_means_nothing_reused() -> None:
+    rng = random.Random(5)
+    pairs = [
+        dataclasses.replace(p, same=rng.random() < 0.9) for p in synthetic_pairs(2_500, seed=3)
+    ]
+    found = evaluate_reuse(pairs, delta=0.01, settings=KvcacheSettings())
+    assert found.reused == 0
+    assert found.to_json()["gain_over_fixed"] in (None, 0.0)
+
+
+def test_command_prints_json_and_names_bad_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "pairs.jsonl"
+    lines = [
+        {"a": p.a, "b": p.b, "same": p.same, "a_vec": p.a_vector.tolist(),
+         "b_vec": p.b_vector.tolist()}
+        for p in synthetic_pairs(60, seed=4)
+        if p.a_vector is not None and p.b_vector is not None
+    ]  # fmt: skip
+    path.write_text("\n".join(json.dumps(line) for line in lines) + "\n\n")
+    assert cli.main(["reuse", "evaluate", "--pairs", str(path), "--delta", "0.05", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["pairs"] == len(lines)
+    assert {"reuse_rate_true", "reuse_rate_false", "bound", "verification_cost",
+            "fixed_threshold", "gain_over_fixed"} <= document.keys()  # fmt: skip
+    assert cli.main(["reuse", "evaluate", "--pairs", str(path)]) == 0
+    assert "fixed threshold" in capsys.readouterr().out
+    path.write_text('{"a": "x", "b": "y", "same": true}\nnot json\n')
+    assert cli.main(["reuse", "evaluate", "--pairs", str(path)]) == 3
+    assert "line 2" in capsys.readouterr().err
+    assert cli.main(["reuse", "evaluate", "--pairs", str(tmp_path / "none")]) == 3
+    assert cli.main(["reuse", "evaluate", "--pairs", str(path), "--delta", "7"]) == 3
