@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import multiprocessing
 import sqlite3
 import subprocess
 import sys
@@ -196,21 +195,24 @@ def test_a_cache_in_an_unwritable_place_says_so(tmp_path: Path) -> None:
         EmbeddingCache(tmp_path / "file" / "cache.sqlite")
 
 
-def _write_many(path: Path, name: str) -> None:
-    with EmbeddingCache(path) as cache:
-        for place in range(20):
-            cache.put("m", [f"{name}{place}"], np.eye(1, DIM, dtype=np.float32))
+# A program of its own: a test module has no import name in another process.
+WRITE_MANY = """
+import sys
+from pathlib import Path
+import numpy as np
+from stoker.service.embedding_cache import EmbeddingCache
+path, name, dim = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+with EmbeddingCache(path) as cache:
+    for place in range(20):
+        cache.put("m", [f"{name}{place}"], np.eye(1, dim, dtype=np.float32))
+"""
 
 
 def test_two_processes_may_write_at_once(tmp_path: Path) -> None:
     path = tmp_path / "cache.sqlite"
-    context = multiprocessing.get_context("spawn")
-    workers = [context.Process(target=_write_many, args=(path, name)) for name in "ab"]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(60)
-        assert worker.exitcode == 0
+    command = [sys.executable, "-c", WRITE_MANY, str(path)]
+    workers = [subprocess.Popen([*command, name, str(DIM)]) for name in "ab"]
+    assert [worker.wait(60) for worker in workers] == [0, 0]
     with EmbeddingCache(path) as cache:
         texts = [f"{name}{place}" for name in "ab" for place in range(20)]
         assert all(vector is not None for vector in cache.get("m", texts))
