@@ -63,10 +63,11 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from stoker.errors import ConfigError
-    from stoker.service.embedding import BUNDLED, Embedder
+    from stoker.service.embedding import BUNDLED, Embedder, resolve_model
     from stoker.service.embedding_cache import EmbeddingCache
     from stoker.service.indexing import IndexPlan, build_index, default_cache_path
     from stoker.service.logging import configure_logging
+    from stoker.service.model_record import ModelRecord, write_model_record
     from stoker.service.readers import ReadLimits
     from stoker.service.settings import load_config
 
@@ -77,7 +78,9 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--threads: expected at least 1, found {args.threads}")
     if args.vector_ids and not args.vectors:
         raise ConfigError("--vector-ids goes with --vectors")
-    model = args.model or load_config().config.service.embed_model or BUNDLED
+    model = args.model or load_config().config.service.embed_model
+    if model in ("", "off"):  # what a server does with text is not what building one needs
+        model = BUNDLED
     plan = IndexPlan(
         paths=tuple(Path(path) for path in args.paths),
         output=Path(args.output),
@@ -99,6 +102,10 @@ def run(args: argparse.Namespace) -> int:
 
         with _bar(quiet=args.json) as progress:
             report = build_index(plan, embedder=embedder, progress=progress)
+        if report.embedded:
+            # So that a server uses this model, and refuses another.
+            fingerprint = resolve_model(model)[1]
+            write_model_record(plan.output, ModelRecord(model, fingerprint))
     if args.json:
         print(json.dumps(_document(report, model), indent=2))
     else:
