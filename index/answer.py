@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from stoker.index.documents import DocumentStore
 from stoker.index.filters import Filter
 from stoker.index.generation import IdKind
-from stoker.index.hits import Hits
+from stoker.index.hits import Hits, Summary
+from stoker.index.segment import SegmentHits
 from stoker.index.view import SegmentView, View
 
 
@@ -37,22 +38,6 @@ class Question:
     node: Filter | None
 
 
-@dataclasses.dataclass(frozen=True)
-class _Part:
-    """One source's answer; arrays as in `stoker.index.segment.SegmentHits`."""
-
-    rows: NDArray[np.int64]
-    scores: NDArray[np.float32]
-    completeness: NDArray[np.float32]
-    recall_bound: NDArray[np.float32]
-    expected_recall: NDArray[np.float32]
-    exact_share: NDArray[np.float32]
-    pages_read: NDArray[np.int64]
-    bytes_read: NDArray[np.int64]
-    rounds: NDArray[np.int64]
-    deadline_hit: NDArray[np.bool_]
-
-
 def answer(view: View, question: Question, store: DocumentStore | None, id_kind: IdKind) -> Hits:
     """Search everything in ``view`` and merge by score.
 
@@ -63,7 +48,7 @@ def answer(view: View, question: Question, store: DocumentStore | None, id_kind:
     started = time.monotonic()
     # The delta costs no read: with a deadline it is best had first.
     sources: list[SegmentView | None] = []
-    parts: list[_Part] = []
+    parts: list[SegmentHits] = []
     if view.rows.alive.any():
         part = _search_delta(view, question)
         if part is not None:
@@ -77,7 +62,7 @@ def answer(view: View, question: Question, store: DocumentStore | None, id_kind:
     return _merged(view, question, sources, parts, id_kind)
 
 
-def _search_delta(view: View, question: Question) -> _Part | None:
+def _search_delta(view: View, question: Question) -> SegmentHits | None:
     allowed = None
     if question.node is not None:
         allowed = view.delta.allowed(question.node, view.rows)
@@ -85,21 +70,11 @@ def _search_delta(view: View, question: Question) -> _Part | None:
             return None
     rows, scores = view.rows.search(question.queries, question.k, allowed)
     count = question.queries.shape[0]
-    zeros = np.zeros(count, dtype=np.int64)
-    ones = np.ones(count, dtype=np.float32)
     bound = min([1.0, *(block.recall_low for block in view.rows.blocks)])
-    return _Part(
-        rows=rows,
-        scores=scores,
-        completeness=ones,
-        recall_bound=np.full(count, bound, dtype=np.float32),
-        expected_recall=ones,
-        exact_share=ones,
-        pages_read=zeros,
-        bytes_read=zeros,
-        rounds=zeros,
-        deadline_hit=np.zeros(count, dtype=np.bool_),
+    summary = dataclasses.replace(
+        Summary.nothing_to_do(count), recall_bound=np.full(count, bound, dtype=np.float32)
     )
+    return SegmentHits(rows, scores, summary)
 
 
 def _search_segment(
@@ -108,7 +83,7 @@ def _search_segment(
     store: DocumentStore | None,
     id_kind: IdKind,
     started: float,
-) -> _Part | None:
+) -> SegmentHits | None:
     node = question.node
     decided = True if node is None else segment.sealed.decided(node)
     allow, allowed_count = segment.alive_bits, segment.live_count if decided else 0
@@ -119,7 +94,7 @@ def _search_segment(
     left = None
     if question.deadline_s is not None:
         left = max(0.0, question.deadline_s - (time.monotonic() - started))
-    hits = segment.sealed.segment.search(
+    return segment.sealed.segment.search(
         question.queries,
         question.k,
         ef=question.ef,
@@ -127,24 +102,24 @@ def _search_segment(
         deadline_s=left,
         allow=allow,
     )
-    return _Part(**{field.name: getattr(hits, field.name) for field in dataclasses.fields(_Part)})
 
 
 def _merged(
     view: View,
     question: Question,
     sources: list[SegmentView | None],
-    parts: list[_Part],
+    parts: list[SegmentHits],
     id_kind: IdKind,
 ) -> Hits:
     count, k = question.queries.shape[0], question.k
+    if len(parts) == 1 and sources[0] is not None:
+        # The common case, one sealed segment and no change since, is one query's whole cost.
+        only = parts[0]
+        return Hits(sources[0].sealed.ids_at(only.rows, id_kind), only.scores, lambda: only.summary)
     rows = np.full((count, k), -1, dtype=np.int64)
     scores = np.full((count, k), np.nan, dtype=np.float32)
     source_of = np.full((count, k), -1, dtype=np.int64)
-    if len(parts) == 1:
-        rows, source_of = parts[0].rows, np.zeros((count, k), dtype=np.int64)
-        scores = np.where(rows >= 0, parts[0].scores, np.nan).astype(np.float32)
-    elif parts:
+    if parts:
         all_rows = np.concatenate([part.rows for part in parts], axis=1)
         all_scores = np.concatenate([part.scores for part in parts], axis=1)
         all_sources = np.repeat(np.arange(len(parts)), [part.rows.shape[1] for part in parts])
@@ -155,7 +130,7 @@ def _merged(
         scores = np.where(rows >= 0, np.take_along_axis(all_scores, best, axis=1), np.nan)
         source_of = all_sources[best]
     ids = _ids(view, sources, rows, source_of, id_kind)
-    return Hits(ids=ids, scores=scores, **_summary(parts, rows, source_of))
+    return Hits(ids, scores.astype(np.float32), lambda: _summary(parts, rows, source_of))
 
 
 def _ids(
@@ -180,21 +155,12 @@ def _ids(
 
 
 def _summary(
-    parts: list[_Part], rows: NDArray[np.int64], source_of: NDArray[np.int64]
-) -> dict[str, NDArray[Any]]:
+    parts: list[SegmentHits], rows: NDArray[np.int64], source_of: NDArray[np.int64]
+) -> Summary:
     count = rows.shape[0]
     if not parts:
-        ones, zeros = np.ones(count, dtype=np.float32), np.zeros(count, dtype=np.int64)
-        return {
-            "completeness": ones,
-            "recall_bound": ones,
-            "expected_recall": ones,
-            "exact_share": ones,
-            "pages_read": zeros,
-            "bytes_read": zeros,
-            "rounds": zeros,
-            "deadline_hit": np.zeros(count, dtype=np.bool_),
-        }
+        return Summary.nothing_to_do(count)
+    summaries = [part.summary for part in parts]
     found = rows >= 0
     hit_count = np.maximum(found.sum(axis=1), 1)
     shares = [
@@ -204,16 +170,18 @@ def _summary(
     nothing = ~found.any(axis=1)
 
     def weighted(name: str) -> NDArray[np.float32]:
-        mean = sum(share * getattr(part, name) for share, part in zip(shares, parts, strict=True))
+        mean = sum(
+            share * getattr(part, name) for share, part in zip(shares, summaries, strict=True)
+        )
         return np.where(nothing, 1.0, mean).astype(np.float32)
 
-    return {
-        "completeness": np.minimum.reduce([part.completeness for part in parts]),
-        "recall_bound": np.minimum.reduce([part.recall_bound for part in parts]),
-        "expected_recall": weighted("expected_recall"),
-        "exact_share": weighted("exact_share"),
-        "pages_read": np.add.reduce([part.pages_read for part in parts]),
-        "bytes_read": np.add.reduce([part.bytes_read for part in parts]),
-        "rounds": np.add.reduce([part.rounds for part in parts]),
-        "deadline_hit": np.logical_or.reduce([part.deadline_hit for part in parts]),
-    }
+    return Summary(
+        completeness=np.minimum.reduce([part.completeness for part in summaries]),
+        recall_bound=np.minimum.reduce([part.recall_bound for part in summaries]),
+        expected_recall=weighted("expected_recall"),
+        exact_share=weighted("exact_share"),
+        pages_read=np.add.reduce([part.pages_read for part in summaries]),
+        bytes_read=np.add.reduce([part.bytes_read for part in summaries]),
+        rounds=np.add.reduce([part.rounds for part in summaries]),
+        deadline_hit=np.logical_or.reduce([part.deadline_hit for part in summaries]),
+    )

@@ -165,11 +165,14 @@ class Collection:
             raise InputError(f"{what}: expected shape (n, {self.dim}), found {array.shape}")
         if array.dtype.kind not in "fiu":
             raise InputError(f"{what}: expected float32, found {array.dtype}")
-        with np.errstate(over="ignore"):
-            checked = np.ascontiguousarray(array, dtype=np.float32)
-        finite = np.isfinite(checked).all(axis=1)
-        if not finite.all():
-            raise InputError(f"{what}: row {int(np.argmin(finite))} is not finite")
+        if array.dtype == np.float32:
+            checked = np.ascontiguousarray(array)
+        else:
+            with np.errstate(over="ignore"):
+                checked = np.ascontiguousarray(array, dtype=np.float32)
+        if not np.isfinite(checked).all():
+            row = int(np.argmin(np.isfinite(checked).all(axis=1)))
+            raise InputError(f"{what}: row {row} is not finite")
         return checked
 
     def documents(

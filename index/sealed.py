@@ -28,7 +28,7 @@ from stoker.index.documents import DocumentStore
 from stoker.index.exact import Metric
 from stoker.index.filter_index import FilterIndex
 from stoker.index.filters import Equal, Fields, Filter, flatten, parse_filter
-from stoker.index.generation import FILTERS_NAME, IdKind, Naming, SegmentEntry
+from stoker.index.generation import FILTERS_NAME, IdKind, Naming, SegmentEntry, VectorDtype
 from stoker.index.residency import Residency
 from stoker.index.settings import IndexSettings
 
@@ -96,8 +96,13 @@ class SegmentEngine(Protocol):
         m: int,
         ef_construction: int,
         heat: Mapping[Any, float] | None,
+        threads: int | None,
         progress: Any,
     ) -> None: ...
+
+    def stored_vectors(self, path: Path, segment: OpenSegment) -> NDArray[Any]:
+        """Return all rows' vectors, shape (count, dim), without going through the page pool."""
+        ...
 
 
 class SealedSegment:
@@ -196,9 +201,12 @@ class SealedSegment:
         names = self.segment.ids_at(rows)
         if self.entry.naming == "plain":
             return names
-        found = np.empty(rows.shape, dtype=object)
-        found[:] = [document_key(name, "tenant", id_kind)[1] for name in names]
-        return found.astype(np.int64) if id_kind == "int" else found
+        missing = -1 if id_kind == "int" else None
+        found = np.full(rows.shape, missing, dtype=np.int64 if id_kind == "int" else object)
+        for at in np.ndindex(rows.shape):
+            if rows[at] >= 0:
+                found[at] = document_key(names[at], "tenant", id_kind)[1]
+        return found
 
     # -- filters ---------------------------------------------------------------------------
 
@@ -346,6 +354,7 @@ class NativeEngine:
         m: int,
         ef_construction: int,
         heat: Mapping[Any, float] | None,
+        threads: int | None,
         progress: Any,
     ) -> None:
         """Build and seal a segment at ``path``."""
@@ -359,5 +368,29 @@ class NativeEngine:
             m=m,
             ef_construction=ef_construction,
             heat=heat,
+            threads=threads,
             progress=progress,
         )
+
+    def stored_vectors(self, path: Path, segment: OpenSegment) -> NDArray[Any]:
+        """Map the vectors' file and check every page of it.
+
+        A merge that read through the page pool would push out what searches need.
+
+        Raises:
+            CorruptError: a page fails its checksum.
+        """
+        from stoker.index.manifest import Manifest
+        from stoker.index.salvage import stored_vectors
+
+        manifest = Manifest.read(path)
+        vectors, whole = stored_vectors(
+            path, manifest.count, manifest.dim, cast(VectorDtype, manifest.vector_dtype)
+        )
+        if vectors is None or not whole.all():
+            lost = manifest.count - int(np.count_nonzero(whole))
+            raise CorruptError(
+                f"{path}: {lost} of {manifest.count} vectors are damaged; run `stoker verify`, "
+                "then `stoker repair`"
+            )
+        return vectors

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 import stoker.kernels._core as _core
 from stoker.errors import InputError, UnavailableError
+from stoker.index.hits import Summarized, Summary
 from stoker.index.ids import IdLayout, IdTable
 from stoker.index.manifest import FILES, Calibration, Manifest
 from stoker.index.paged_file import PagedFile, SegmentFileCorrupt
@@ -26,8 +27,22 @@ from stoker.index.residency import Residency
 from stoker.index.segment_pages import LoadCounts, PageUnits, SegmentPages, check_crc
 from stoker.index.settings import IndexSettings
 
-NO_ROW: Final = 0xFFFFFFFF
 K_MAX: Final = 1000
+# Columns of the native search's facts.
+FACTS: Final = (
+    "expected_recall",
+    "expanded",
+    "evaluated",
+    "skipped",
+    "exact",
+    "refined",
+    "damaged",
+    "rounds",
+    "pages_read",
+    "bytes_read",
+    "deadline_hit",
+    "scanned",
+)
 # From this target on, answers are scored by full vectors, reading those that are not resident.
 EXACT_TARGET: Final = 0.99
 # Error of each plane's estimate times the root of the dimension, for segments too small to measure:
@@ -41,34 +56,26 @@ class SegmentClosed(UnavailableError):
     """The segment was closed; open it again."""
 
 
-@dataclasses.dataclass(frozen=True)
-class SegmentHits:
-    """A batch's answer in rows.
+class SegmentHits(Summarized):
+    """A batch's answer in rows, and its `Summary`.
 
     Attributes:
         rows: int64, shape (nq, k), -1 where there are fewer.
         scores: float32, shape (nq, k): inner product or cosine (higher is nearer), or squared L2
             distance (lower is nearer). Not-a-number where the row is -1.
-        completeness: float32, shape (nq,): share of the walk's work that was done.
-        recall_bound: float32, shape (nq,): calibrated lower bound on recall.
-        expected_recall: float32, shape (nq,): estimate for this query.
-        exact_share: float32, shape (nq,): share of hits scored by their full vector.
-        pages_read: int64, shape (nq,).
-        bytes_read: int64, shape (nq,).
-        rounds: int64, shape (nq,).
-        deadline_hit: bool, shape (nq,).
     """
 
-    rows: NDArray[np.int64]
-    scores: NDArray[np.float32]
-    completeness: NDArray[np.float32]
-    recall_bound: NDArray[np.float32]
-    expected_recall: NDArray[np.float32]
-    exact_share: NDArray[np.float32]
-    pages_read: NDArray[np.int64]
-    bytes_read: NDArray[np.int64]
-    rounds: NDArray[np.int64]
-    deadline_hit: NDArray[np.bool_]
+    __slots__ = ("rows", "scores")
+
+    def __init__(
+        self,
+        rows: NDArray[np.int64],
+        scores: NDArray[np.float32],
+        summary: Summary | Callable[[], Summary],
+    ) -> None:
+        super().__init__(summary)
+        self.rows = rows
+        self.scores = scores
 
 
 class Segment:
@@ -235,7 +242,8 @@ class Segment:
         """
         self._require_open()
         m = self.manifest
-        queries = self._checked_queries(queries)
+        if queries.ndim != 2 or queries.shape[1] != m.dim:
+            raise InputError(f"queries: expected shape (n, {m.dim}), found {queries.shape}")
         if not 1 <= k <= K_MAX:
             raise InputError(f"k: expected 1 to {K_MAX}, found {k}")
         if ef is not None and not 1 <= ef <= 1 << 20:
@@ -244,18 +252,21 @@ class Segment:
             raise InputError(f"recall_target: expected above 0 up to 1, found {recall_target}")
         count = len(queries)
         if m.count == 0 or count == 0:
-            return self._nothing(count, k)
+            return SegmentHits(
+                np.full((count, k), -1, np.int64),
+                np.full((count, k), np.nan, np.float32),
+                Summary.nothing_to_do(count),
+            )
         width, walk_share = self._width(k, ef, recall_target)
         target = self._settings.recall_target if recall_target is None else recall_target
         # The target is a mean over queries. A query reads when its own expectation is more than
         # twice as far from perfect as the mean may be; the others make up for what it may lose.
         rerank = 1.0 - 2.0 * max(1.0 - target / walk_share, 0.0)
-        rerank = min(max(rerank, 0.0), 0.9999)
         rows, scores, facts = self._native.search(
-            queries,
+            np.ascontiguousarray(queries, np.float32),
             k=k,
             ef=width,
-            rerank_target=rerank,
+            rerank_target=min(max(rerank, 0.0), 0.9999),
             rerank_reads_max=max(self._settings.rerank_reads_max, 2 * k),
             read_vectors=target >= EXACT_TARGET and (recall_target is not None or ef is None),
             resident_only=resident_only,
@@ -263,37 +274,9 @@ class Segment:
             deadline_s=deadline_s,
             allow=allow,
             threads=self._threads(count),
+            normalize=m.metric == "cosine",
         )
-        self._count_accesses(facts)
-        return self._to_hits(rows, scores, facts, k, width)
-
-    def _count_accesses(self, facts: Any) -> None:
-        looked_at = sum(int(facts[n].sum()) for n in ("expanded", "evaluated", "refined", "exact"))
-        missed = sum(int(facts[name].sum()) for name in ("pages_read", "skipped", "damaged"))
-        with self._lock:
-            self._page_hits += max(0, looked_at - missed)
-            self._page_misses += missed
-
-    def page_counts(self) -> tuple[int, int]:
-        """How often searches so far found the page of a record in memory, and how often not.
-
-        A page that is read serves the query's other records on it, which then count as found.
-        """
-        with self._lock:
-            return self._page_hits, self._page_misses
-
-    def _checked_queries(self, queries: NDArray[Any]) -> NDArray[np.float32]:
-        m = self.manifest
-        array = np.ascontiguousarray(queries, dtype=np.float32)
-        if array.ndim != 2 or array.shape[1] != m.dim:
-            raise InputError(f"queries: expected shape (n, {m.dim}), found {array.shape}")
-        finite = np.isfinite(array).all(axis=1)
-        if not finite.all():
-            raise InputError(f"queries: row {int(np.argmin(finite))} is not finite")
-        if m.metric == "cosine":
-            lengths = np.linalg.norm(array, axis=1, keepdims=True)
-            array = (array / np.where(lengths > 0, lengths, 1.0)).astype(np.float32)
-        return array
+        return SegmentHits(rows, scores, lambda: self._summarize(rows, facts, k, width))
 
     def _width(self, k: int, ef: int | None, recall_target: float | None) -> tuple[int, float]:
         """The walk's width, and the share of the true neighbors that it is expected to meet."""
@@ -319,50 +302,31 @@ class Segment:
             return 1
         return self._settings.search_threads or len(os.sched_getaffinity(0))
 
-    def _nothing(self, count: int, k: int) -> SegmentHits:
-        zeros = np.zeros(count, np.int64)
-        ones = np.ones(count, np.float32)
-        return SegmentHits(
-            rows=np.full((count, k), -1, np.int64),
-            scores=np.full((count, k), np.nan, np.float32),
-            completeness=ones,
-            recall_bound=ones,
-            expected_recall=ones,
-            exact_share=ones,
-            pages_read=zeros,
-            bytes_read=zeros,
-            rounds=zeros,
-            deadline_hit=np.zeros(count, np.bool_),
-        )
-
-    def _to_hits(
-        self, rows: NDArray[np.uint32], scores: Any, facts: Any, k: int, width: int
-    ) -> SegmentHits:
-        found = rows != NO_ROW
-        hits = np.maximum(found.sum(axis=1), 1)
-        done = facts["expanded"].astype(np.float32) + facts["evaluated"]
-        skipped = facts["skipped"].astype(np.float32) + facts["damaged"]
+    def _summarize(
+        self, rows: NDArray[np.int64], facts: NDArray[np.float64], k: int, width: int
+    ) -> Summary:
+        column = dict(zip(FACTS, facts.T, strict=True))
+        hits = np.maximum((rows >= 0).sum(axis=1), 1)
+        done = column["expanded"] + column["evaluated"]
+        skipped = column["skipped"] + column["damaged"]
         completeness = np.where(done + skipped > 0, done / np.maximum(done + skipped, 1), 1.0)
-        expected = facts["expected_recall"].astype(np.float32)
+        expected = column["expected_recall"]
         bound, mean = self._calibrated(width, k)
         upper = self.manifest.calibration.upper_low if self.manifest.calibration else 0.0
         # A scan meets every allowed row, so only its re-rank can lose any.
-        walk_bound = np.where(facts["scanned"], 1.0, bound)
-        walk_mean = np.where(facts["scanned"], 1.0, mean)
-        whole = skipped == 0
-        return SegmentHits(
-            rows=np.where(found, rows.astype(np.int64), -1),
-            scores=np.where(found, scores, np.nan).astype(np.float32),
+        scanned = column["scanned"] > 0
+        walk_bound = np.where(scanned, 1.0, bound)
+        walk_mean = np.where(scanned, 1.0, mean)
+        whole = np.clip(walk_bound - _loss_bound(expected, k), 0.0, 1.0)
+        return Summary(
             completeness=completeness.astype(np.float32),
-            recall_bound=np.where(
-                whole, np.clip(walk_bound - _loss_bound(expected, k), 0.0, 1.0), upper
-            ).astype(np.float32),
+            recall_bound=np.where(skipped == 0, whole, upper).astype(np.float32),
             expected_recall=(completeness * walk_mean * expected).astype(np.float32),
-            exact_share=(facts["exact"] / hits).astype(np.float32),
-            pages_read=facts["pages_read"].astype(np.int64),
-            bytes_read=facts["bytes_read"].astype(np.int64),
-            rounds=facts["rounds"].astype(np.int64),
-            deadline_hit=facts["deadline_hit"].astype(np.bool_),
+            exact_share=(column["exact"] / hits).astype(np.float32),
+            pages_read=column["pages_read"].astype(np.int64),
+            bytes_read=column["bytes_read"].astype(np.int64),
+            rounds=column["rounds"].astype(np.int64),
+            deadline_hit=column["deadline_hit"] > 0,
         )
 
     def _calibrated(self, width: int, k: int) -> tuple[float, float]:
@@ -457,6 +421,13 @@ class Segment:
         pages = self._require_open()
         return pages.resident() if pages else Residency((), (), 0, 0, 0)
 
+    def page_counts(self) -> tuple[int, int]:
+        """How often searches found the page of a record in memory, and how often not."""
+        if self._require_open() is None:
+            return 0, 0
+        hits, misses = self._native.page_counts()
+        return int(hits), int(misses)
+
     def pool_stats(self) -> dict[str, int]:
         """The page pool's counters; empty for an empty segment."""
         pages = self._require_open()
@@ -485,14 +456,14 @@ class Segment:
         self.close()
 
 
-def _loss_bound(expected_recall: NDArray[np.float32], k: int) -> NDArray[np.float64]:
+def _loss_bound(expected_recall: NDArray[np.float64], k: int) -> NDArray[np.float64]:
     """Share of the answer that the re-rank may have lost, at 97.5 % confidence; float64, (nq,).
 
     Each doubtful member is wrong independently with a small probability, so their number is about
     Poisson with the expected loss as its mean (Le Cam, Pacific J. Math. 10, 1960); this is its
     quantile.
     """
-    mean = k * (1.0 - expected_recall.astype(np.float64))
+    mean = k * (1.0 - expected_recall)
     term = np.exp(-mean)
     total = term.copy()
     quantile = np.zeros(len(mean))

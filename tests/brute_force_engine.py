@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from stoker.errors import CorruptError
 from stoker.index.exact import Metric, score_pairs, top
+from stoker.index.hits import Summary
 from stoker.index.residency import KindResidency, Residency
 from stoker.index.segment import SegmentHits
 from stoker.index.segment_pages import LoadCounts, PageUnits
@@ -70,9 +71,8 @@ class BruteForceSegment:
             rows[i, : best.size] = candidates[best]
             scores[i, : best.size] = found[best]
         ones, zeros = np.ones(len(queries), np.float32), np.zeros(len(queries), np.int64)
-        return SegmentHits(
-            rows, scores, ones, ones, ones, ones, zeros + 1, zeros + 4096, zeros, zeros > 0
-        )
+        summary = Summary(ones, ones, ones, ones, zeros + 1, zeros + 4096, zeros, zeros > 0)
+        return SegmentHits(rows, scores, summary)
 
     def ids_at(self, rows: NDArray[np.int64]) -> NDArray[Any]:
         names = [self._ids[row] for row in rows.tolist()]
@@ -133,6 +133,7 @@ class BruteForceEngine:
         m: int,
         ef_construction: int,
         heat: Mapping[Any, float] | None,
+        threads: int | None,
         progress: Any,
     ) -> None:
         order = np.random.default_rng(len(ids)).permutation(len(ids))
@@ -143,3 +144,8 @@ class BruteForceEngine:
         (temporary / "facts.json").write_text(json.dumps(facts))
         progress("link", 1, 1)
         os.rename(temporary, path)
+
+    def stored_vectors(self, path: Path, segment: Any) -> NDArray[np.float32]:
+        assert not segment.closed
+        stored: NDArray[np.float32] = np.load(path / "vectors.npy")
+        return stored

@@ -95,14 +95,19 @@ class NativeSegment:
 
     def __init__(self, *, pool: object, layout: SegmentLayout, dim: int, seed: int, centre: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None: ...
 
-    def search(self, queries: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], *, k: int, ef: int, rerank_target: float, rerank_reads_max: int, read_vectors: bool, resident_only: bool, beam: int, deadline_s: float | None = None, allow: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, threads: int = 1) -> tuple:
+    def search(self, queries: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], *, k: int, ef: int, rerank_target: float, rerank_reads_max: int, read_vectors: bool, resident_only: bool, beam: int, deadline_s: float | None = None, allow: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, threads: int = 1, normalize: bool = False) -> tuple:
         """
-        Rows (2^32-1 where there are fewer than k), scores, and a dict of facts per query.
+        Rows (-1 where there are fewer than k), scores (not-a-number there), and float64 facts per query: expected_recall, expanded, evaluated, skipped, exact, refined, damaged, rounds, pages_read, bytes_read, deadline_hit, scanned.
         """
 
     def vectors(self, rows: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> tuple:
         """
         Exact vectors as float32, and how many could not be read (not-a-number).
+        """
+
+    def page_counts(self) -> tuple:
+        """
+        Records of all searches whose page was in memory when wanted, and was not.
         """
 
     def estimate_errors(self, query: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], rows: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> tuple: ...

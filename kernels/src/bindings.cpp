@@ -6,10 +6,13 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <cstring>
 #include <exception>
+#include <limits>
 #include <memory>
 #include <string>
 #include <thread>
@@ -70,6 +73,9 @@ struct CancelFlag {
   std::atomic<bool> set{false};
 };
 
+// Facts of a query, in the order of FACTS in index/segment.py.
+constexpr std::size_t kFacts = 12;
+
 // A segment's stores in a pool, and the searcher over them.
 class NativeSegment {
  public:
@@ -83,7 +89,7 @@ class NativeSegment {
   nb::tuple search(Matrix<float> queries, std::uint32_t k, std::uint32_t ef, float rerank_target,
                    std::uint32_t rerank_reads_max, bool read_vectors, bool resident_only,
                    std::uint32_t beam, std::optional<double> deadline_s,
-                   std::optional<Vector<std::uint8_t>> allow, unsigned threads) {
+                   std::optional<Vector<std::uint8_t>> allow, unsigned threads, bool normalize) {
     const stoker::SegmentLayout& layout = searcher_.layout();
     const std::size_t count = queries.shape(0);
     if (queries.shape(1) != layout.dim) {
@@ -112,9 +118,9 @@ class NativeSegment {
       }
       params.allow_count = set;
     }
-    Owned<std::uint32_t> rows(count * k);
+    Owned<std::int64_t> rows(count * k);
     Owned<float> scores(count * k);
-    std::vector<stoker::QueryStats> stats(count);
+    Owned<double> facts(count * kFacts);
     {
       const nb::gil_scoped_release release;
       const float* data = queries.data();
@@ -123,9 +129,19 @@ class NativeSegment {
       std::atomic<bool> failed{false};
       auto work = [&] {
         try {
+          std::vector<std::uint32_t> found(k);
+          std::vector<float> query(layout.dim);
           for (std::size_t i = next++; i < count && !failed; i = next++) {
-            stats[i] = searcher_.search(data + i * layout.dim, params, rows.get() + i * k,
-                                        scores.get() + i * k);
+            check_query(data + i * layout.dim, i, normalize, query);
+            float* score = scores.get() + i * k;
+            const stoker::QueryStats stats =
+                searcher_.search(query.data(), params, found.data(), score);
+            for (std::uint32_t j = 0; j < k; ++j) {
+              const bool here = found[j] != stoker::kNoRow;
+              rows.get()[i * k + j] = here ? static_cast<std::int64_t>(found[j]) : -1;
+              if (!here) score[j] = std::numeric_limits<float>::quiet_NaN();
+            }
+            write_facts(stats, facts.get() + i * kFacts);
           }
         } catch (...) {
           if (!failed.exchange(true)) failure = std::current_exception();
@@ -138,26 +154,8 @@ class NativeSegment {
       for (std::thread& helper : helpers) helper.join();
       if (failure) std::rethrow_exception(failure);
     }
-    nb::dict facts;
-    auto column = [&](const char* name, auto member) {
-      using T = std::remove_cv_t<std::remove_reference_t<decltype(member(stats[0]))>>;
-      Owned<T> out(count);
-      for (std::size_t i = 0; i < count; ++i) out.get()[i] = member(stats[i]);
-      facts[name] = out.to_numpy({count});
-    };
-    column("expected_recall", [](const stoker::QueryStats& s) { return s.expected_recall; });
-    column("expanded", [](const stoker::QueryStats& s) { return s.expanded; });
-    column("evaluated", [](const stoker::QueryStats& s) { return s.evaluated; });
-    column("skipped", [](const stoker::QueryStats& s) { return s.skipped; });
-    column("exact", [](const stoker::QueryStats& s) { return s.exact; });
-    column("refined", [](const stoker::QueryStats& s) { return s.refined; });
-    column("damaged", [](const stoker::QueryStats& s) { return s.damaged; });
-    column("rounds", [](const stoker::QueryStats& s) { return s.rounds; });
-    column("pages_read", [](const stoker::QueryStats& s) { return s.pages_read; });
-    column("bytes_read", [](const stoker::QueryStats& s) { return s.bytes_read; });
-    column("deadline_hit", [](const stoker::QueryStats& s) { return s.deadline_hit; });
-    column("scanned", [](const stoker::QueryStats& s) { return s.scanned; });
-    return nb::make_tuple(rows.to_numpy({count, k}), scores.to_numpy({count, k}), facts);
+    return nb::make_tuple(rows.to_numpy({count, k}), scores.to_numpy({count, k}),
+                          facts.to_numpy({count, kFacts}));
   }
 
   nb::tuple vectors(Vector<std::uint32_t> rows) {
@@ -172,6 +170,8 @@ class NativeSegment {
     return nb::make_tuple(out.to_numpy({count, dim}), lost);
   }
 
+  nb::tuple page_counts() const { return nb::make_tuple(searcher_.hits(), searcher_.misses()); }
+
   nb::tuple estimate_errors(Vector<float> query, Vector<std::uint32_t> rows) {
     if (query.shape(0) != searcher_.layout().dim) throw stoker::BadInput("query dimension");
     const std::size_t count = rows.shape(0);
@@ -185,6 +185,41 @@ class NativeSegment {
   }
 
  private:
+  // Copies a query, at unit length where asked for; refuses what is not finite.
+  void check_query(const float* source, std::size_t number, bool normalize,
+                   std::vector<float>& query) const {
+    double squared = 0;
+    bool finite = true;
+    for (std::size_t d = 0; d < query.size(); ++d) {
+      query[d] = source[d];
+      finite = finite && std::isfinite(source[d]);
+      squared += static_cast<double>(source[d]) * source[d];
+    }
+    if (!finite) {
+      throw stoker::BadInput("queries: row " + std::to_string(number) + " is not finite");
+    }
+    if (normalize && squared > 0) {
+      const double inverse = 1.0 / std::sqrt(squared);
+      for (float& v : query) v = static_cast<float>(v * inverse);
+    }
+  }
+
+  static void write_facts(const stoker::QueryStats& s, double* out) {
+    const double values[kFacts] = {static_cast<double>(s.expected_recall),
+                                   static_cast<double>(s.expanded),
+                                   static_cast<double>(s.evaluated),
+                                   static_cast<double>(s.skipped),
+                                   static_cast<double>(s.exact),
+                                   static_cast<double>(s.refined),
+                                   static_cast<double>(s.damaged),
+                                   static_cast<double>(s.rounds),
+                                   static_cast<double>(s.pages_read),
+                                   static_cast<double>(s.bytes_read),
+                                   s.deadline_hit ? 1.0 : 0.0,
+                                   s.scanned ? 1.0 : 0.0};
+    std::copy(values, values + kFacts, out);
+  }
+
   static const float* check_centre(const Vector<float>& centre, std::size_t dim) {
     if (centre.shape(0) != dim) throw stoker::BadInput("centre has the wrong dimension");
     return centre.data();
@@ -433,9 +468,14 @@ void bind_segment(nb::module_& m) {
       .def("search", &NativeSegment::search, "queries"_a, nb::kw_only(), "k"_a, "ef"_a,
            "rerank_target"_a, "rerank_reads_max"_a, "read_vectors"_a, "resident_only"_a, "beam"_a,
            "deadline_s"_a = nb::none(), "allow"_a = nb::none(), "threads"_a = 1,
-           "Rows (2^32-1 where there are fewer than k), scores, and a dict of facts per query.")
+           "normalize"_a = false,
+           "Rows (-1 where there are fewer than k), scores (not-a-number there), and float64 facts "
+           "per query: expected_recall, expanded, evaluated, skipped, exact, refined, damaged, "
+           "rounds, pages_read, bytes_read, deadline_hit, scanned.")
       .def("vectors", &NativeSegment::vectors, "rows"_a,
            "Exact vectors as float32, and how many could not be read (not-a-number).")
+      .def("page_counts", &NativeSegment::page_counts,
+           "Records of all searches whose page was in memory when wanted, and was not.")
       .def("estimate_errors", &NativeSegment::estimate_errors, "query"_a, "rows"_a);
 }
 

@@ -157,6 +157,7 @@ void Walk::read_refinements(std::vector<Candidate>& list, std::size_t count, std
   if (got.reads() > 0) ++stats_.rounds;
   stats_.bytes_read += got.bytes_read();
   stats_.pages_read += got.bytes_read() / refine_.page_bytes;
+  stats_.misses += static_cast<std::uint32_t>(taken);
   for (std::size_t t = 0; t < taken; ++t) {
     Candidate& candidate = list[s_.order[t]];
     const std::byte* low = got.data(2 * t);
@@ -200,6 +201,7 @@ void Walk::read_vectors(std::vector<Candidate>& list, std::size_t count, std::si
   if (got.reads() > 0) ++stats_.rounds;
   stats_.bytes_read += got.bytes_read();
   stats_.pages_read += got.bytes_read() / page_bytes;
+  stats_.misses += static_cast<std::uint32_t>(s_.order.size());
   s_.vector.resize((record + 3) / 4);
   std::size_t at = 0;
   for (const std::uint32_t i : s_.order) {
@@ -247,6 +249,7 @@ void Walk::answer(std::uint32_t* rows, float* scores) {
   {
     const PagePool::ReadGuard guard(pool_);
     for (std::size_t i = 0; i < count; ++i) upgrade_resident(list[i]);
+    for (std::size_t i = 0; i < count; ++i) stats_.hits += list[i].grade != Grade::code ? 1 : 0;
   }
   std::sort(list.begin(), end(), nearer);
   const double loss_max = (1.0 - static_cast<double>(params_.rerank_target)) *

@@ -77,6 +77,8 @@ QueryStats Searcher::search(const float* query, const SearchParams& params, std:
   Walk walk(*this, *scratch, params);
   const QueryStats stats = walk.run(query, rows, scores);
   give_scratch(std::move(scratch));
+  hits_.fetch_add(stats.hits, std::memory_order_relaxed);
+  misses_.fetch_add(stats.misses, std::memory_order_relaxed);
   return stats;
 }
 

@@ -158,8 +158,10 @@ bool Walk::expand(std::uint32_t row, const LinkLevel& level) {
   const std::byte* page = links_.touch(level.page_of(row));
   if (page == nullptr) {
     s_.links_missing.push_back(row);
+    ++stats_.misses;
     return false;
   }
+  ++stats_.hits;
   s_.neighbors.clear();
   take_neighbors(reinterpret_cast<const std::uint8_t*>(page + level.offset_of(row)), level);
   evaluate_neighbors();
@@ -206,6 +208,8 @@ void Walk::evaluate_neighbors() {
     s_.pointer_rows.push_back(row);
   }
   const std::size_t count = s_.pointers.size();
+  stats_.hits += static_cast<std::uint32_t>(count);
+  stats_.misses += static_cast<std::uint32_t>(s_.neighbors.size() - count);
   if (count == 0) return;
   s_.dots.resize(count);
   searcher_.kernels_.dot_code4(s_.query.q8.data(), blocks_, s_.pointers.data(), count,

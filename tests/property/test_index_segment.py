@@ -82,7 +82,7 @@ def test_answers_are_those_of_brute_force(
         met = min(k, count)
         assert ((hits.rows >= 0).sum(axis=1) == met).all()
         ids = segment.ids_at(hits.rows)
-        assert (hits.completeness == 1).all()
+        assert (hits.summary.completeness == 1).all()
         # Ties and rounding may swap neighbors; scores say whether the answer is as good.
         found = np.take_along_axis(
             exact(vectors, queries, count, metric)[1].astype(np.float64),
@@ -130,8 +130,8 @@ def test_what_was_loaded_is_what_is_resident_and_is_not_read_again(
             assert outcome.loaded + outcome.already == len(batch.units)
         assert segment.resident().resident_bytes == segment.resident().total_bytes
         hits = segment.search(vectors[:50], 10)
-        assert hits.pages_read.sum() == 0
-        assert (hits.exact_share == 1).all()
+        assert hits.summary.pages_read.sum() == 0
+        assert (hits.summary.exact_share == 1).all()
 
 
 def test_answers_from_memory_alone_say_how_incomplete_they_are(
@@ -142,12 +142,12 @@ def test_answers_from_memory_alone_say_how_incomplete_they_are(
         batches = {batch.kind: batch for batch in segment.unit_batches()}
         segment.load_units("upper", batches["upper"].units)
         hits = segment.search(vectors[:20], 10, resident_only=True)
-        assert hits.pages_read.sum() == 0
+        assert hits.summary.pages_read.sum() == 0
         assert (hits.rows[:, 0] >= 0).all()
-        assert (hits.completeness < 0.5).all()
+        assert (hits.summary.completeness < 0.5).all()
         late = segment.search(vectors[:1], 10, deadline_s=0.0)
-        assert bool(late.deadline_hit[0])
-        assert late.pages_read[0] == 0
+        assert bool(late.summary.deadline_hit[0])
+        assert late.summary.pages_read[0] == 0
 
 
 def test_recall_bounds_hold_on_queries_that_calibration_never_saw(
@@ -163,7 +163,7 @@ def test_recall_bounds_hold_on_queries_that_calibration_never_saw(
         for ef in (16, 64):
             hits = segment.search(queries, 10, ef=ef)
             ids = np.vectorize(lambda text: int(text[6:]))(segment.ids_at(hits.rows))
-            broken = float(np.mean(recall_of(ids, want) < hits.recall_bound - 1e-6))
+            broken = float(np.mean(recall_of(ids, want) < hits.summary.recall_bound - 1e-6))
             assert broken <= 1 - segment.calibration.confidence + 0.03, f"ef {ef}: {broken}"
 
 
@@ -236,7 +236,7 @@ def test_a_damaged_page_makes_the_answer_incomplete_never_wrong(
         assert listed == list(range(2, min(30, max(listed) + 3), 3))
         hits = segment.search(sealed[1][:200], 10, ef=64, recall_target=0.9999)
         assert segment.pool_stats()["checksum_failures"] > 0
-        assert (hits.completeness < 1).any()
+        assert (hits.summary.completeness < 1).any()
         _, scores = exact(sealed[1], sealed[1][:200], 10, "cosine")
         assert np.nanmax(hits.scores - scores[:, :1]) < 0.05
 

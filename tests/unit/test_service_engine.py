@@ -15,7 +15,7 @@ from stoker.errors import UnavailableError
 from stoker.index.document_values import Document
 from stoker.index.documents import StorageFull as DocumentsFull
 from stoker.index.filters import flatten, matches, parse_filter
-from stoker.index.hits import Hits
+from stoker.index.hits import Hits, Summary
 from stoker.index.residency import KindResidency, Residency
 from stoker.kvcache.lookup import LookupReuse
 from stoker.prefetch.events import Event, new_event
@@ -91,9 +91,8 @@ class BruteIndex:
         scores = np.full(k, np.nan, np.float32)
         for i, (score, document_id) in enumerate(scored[:k]):
             ids[i], scores[i] = document_id, score
-        return Hits(
-            ids, scores, self.completeness, 0.9, 0.95, 1.0, 2, 8192, 1, self.completeness < 1
-        )
+        values = (self.completeness, 0.9, 0.95, 1.0, 2, 8192, 1, self.completeness < 1)
+        return Hits(ids, scores, Summary(*(np.array([v]) for v in values)), single=True)
 
     def documents(self, ids: Sequence[int | str], tenant: str) -> list[Document | None]:
         found: list[Document | None] = []

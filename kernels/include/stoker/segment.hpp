@@ -115,6 +115,8 @@ struct QueryStats {
   std::uint32_t exact = 0;          // of the k answers, how many are scored by exact vectors
   std::uint32_t refined = 0;        // of the k answers, how many are scored by both planes
   std::uint32_t damaged = 0;        // records on pages that failed their checksum
+  std::uint32_t hits = 0;           // records whose page was in memory when they were wanted
+  std::uint32_t misses = 0;         // records whose page was not
   std::uint32_t rounds = 0;         // rounds of device reads
   std::uint64_t pages_read = 0;
   std::uint64_t bytes_read = 0;
@@ -136,6 +138,10 @@ class Searcher {
   QueryStats search(const float* query, const SearchParams& params, std::uint32_t* rows,
                     float* scores);
 
+  // Records of all searches so far whose page was in memory when they were wanted, and was not.
+  std::uint64_t hits() const noexcept { return hits_.load(std::memory_order_relaxed); }
+  std::uint64_t misses() const noexcept { return misses_.load(std::memory_order_relaxed); }
+
   // Copies the exact vectors of `rows` as float32, reading pages as needed. Returns how many
   // could not be had; their output is not-a-number.
   std::size_t vectors(const std::uint32_t* rows, std::size_t count, float* out);
@@ -155,6 +161,8 @@ class Searcher {
   SegmentLayout layout_;
   const Quantizer& quantizer_;
   const Kernels& kernels_;
+  std::atomic<std::uint64_t> hits_{0};
+  std::atomic<std::uint64_t> misses_{0};
   std::mutex scratch_mutex_;
   std::vector<std::unique_ptr<Scratch>> scratch_;   // bounded by the number of concurrent searches
 };
