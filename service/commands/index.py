@@ -104,8 +104,9 @@ def run(args: argparse.Namespace) -> int:
             report = build_index(plan, embedder=embedder, progress=progress)
         if report.embedded:
             # So that a server uses this model, and refuses another.
-            fingerprint = resolve_model(model)[1]
-            write_model_record(plan.output, ModelRecord(model, fingerprint))
+            folder, fingerprint = resolve_model(model)
+            name = str(folder.resolve()) if folder is not None and model != BUNDLED else model
+            write_model_record(plan.output, ModelRecord(name, fingerprint))
     if args.json:
         print(json.dumps(_document(report, model), indent=2))
     else:

@@ -588,3 +588,26 @@ def test_a_second_server_reads_what_the_first_writes(started: Any, tmp_path: Pat
         while read.search(vector=vectors(1, 8)[0], k=1).results[0].id != "fresh":
             assert reader.process.poll() is None
         assert read.search(vector=vectors(1, 8)[0], k=1).results[0].text == "seen by both"
+
+
+def test_what_a_person_reads_at_the_terminal(tmp_path: Path) -> None:
+    index = build(tmp_path / "collection", 60)
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "stoker", "serve", str(index), "--port", "0"],
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if "measured hit ratio" in line:
+            process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 0
+    process.stdout.close()
+    text = "".join(lines)
+    assert lines[0].startswith("stoker: listening on http://127.0.0.1:")
+    assert f"(pid {process.pid})" in lines[0]
+    assert "all parts on but text off" in lines[1]
+    assert "stoker: warm\nWarm-up complete" in text
+    assert "index/upper" in text
+    assert lines[-1] == "stoker: stopped\n"
