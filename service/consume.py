@@ -30,6 +30,7 @@ from stoker.service.streams import Consumer, EventLog, LogUnavailable, Partition
 log = structlog.get_logger(__name__)
 
 _BACKOFF_S_MIN: Final = 0.1
+_LAG_S: Final = 2.0  # how often a running loop asks how much is left
 
 
 class Sink(Protocol):
@@ -146,6 +147,7 @@ class ConsumeLoop:
         self._seen: dict[tuple[str, str], None] = {}
         self._records = self._events = self._duplicates = self._refused = self._snapshots = 0
         self._unsaved = 0
+        self._save_failed = False
         self._last_time_s = 0.0
         self._lag: dict[int, int] = {}
         self._away_since_s: float | None = None
@@ -167,19 +169,23 @@ class ConsumeLoop:
         if records:
             self._apply(records)
         now_s = self._monotonic()
-        if self._unsaved and (
-            self._unsaved >= options.snapshot_events or now_s >= self._snapshot_due_s
-        ):
+        # After a failure only time brings the next try: a full disk must not cost every turn.
+        enough = self._unsaved >= options.snapshot_events and not self._save_failed
+        if self._unsaved and (enough or now_s >= self._snapshot_due_s):
             self.save()
         return len(records)
 
     def run(self, stop: threading.Event) -> None:
         """Turn until `stop` is set, outliving a log that goes away; then save and leave."""
         backoff_s = _BACKOFF_S_MIN
+        lag_due_s = self._monotonic()
         try:
             while not stop.is_set():
                 try:
                     self.step()
+                    if self._monotonic() >= lag_due_s:
+                        lag_due_s = self._monotonic() + _LAG_S
+                        self.measure_lag()
                 except LogUnavailable as error:
                     if self._away_since_s is None:
                         self._away_since_s = self._monotonic()
@@ -335,13 +341,16 @@ class ConsumeLoop:
             try:
                 write_snapshot(self._snapshot_path, header, self.sink.to_snapshot())
             except OSError as error:
-                log.error(
-                    "service.snapshot_failed", file=str(self._snapshot_path), reason=str(error)
-                )
+                if not self._save_failed:
+                    log.error(
+                        "service.snapshot_failed", file=str(self._snapshot_path), reason=str(error)
+                    )
+                self._save_failed = True
                 self._snapshot_due_s = self._monotonic() + self._options.snapshot_s
                 return False
             self._snapshots += 1
         self._unsaved = 0
+        self._save_failed = False
         self._snapshot_due_s = self._monotonic() + self._options.snapshot_s
         return True
 

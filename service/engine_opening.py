@@ -23,6 +23,8 @@ from stoker.index.collection import Collection
 from stoker.index.serving import WriterBusy
 from stoker.kvcache.lookup import LookupReuse
 from stoker.service.collection_index import CollectionIndex
+from stoker.service.consume import ConsumeOptions
+from stoker.service.dead_letters import DeadLetters
 from stoker.service.engine import Engine
 from stoker.service.engine_parts import Parts
 from stoker.service.event_wiring import consumer_group, open_event_log
@@ -72,7 +74,11 @@ def open_engine(
             topic=service.event_topic,
             group=consumer_group(service, state_dir),
             snapshot_path=state_dir / HEAT_NAME,
-            snapshot_s=service.snapshot_s,
+            options=ConsumeOptions(
+                snapshot_s=service.snapshot_s,
+                dedup_events=service.event_dedup_max,
+                event_bytes_max=service.event_bytes_max,
+            ),
             settings=config.prefetch,
         )
         off: dict[str, str] = {}
@@ -89,7 +95,11 @@ def open_engine(
             reuse=reuse,
             event_log=event_log,
             publisher=Publisher(
-                event_log, topic=service.event_topic, queue_events_max=service.event_queue_max
+                event_log,
+                topic=service.event_topic,
+                queue_events_max=service.event_queue_max,
+                event_bytes_max=service.event_bytes_max,
+                dead_letters=DeadLetters(event_log),
             ),
             heat=heat,
             off=off,

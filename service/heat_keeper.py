@@ -38,7 +38,7 @@ class HeatKeeper:
         topic: str,
         group: str,
         snapshot_path: Path,
-        snapshot_s: float,
+        options: ConsumeOptions,
         settings: PrefetchSettings,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -51,7 +51,7 @@ class HeatKeeper:
         self._topic = topic
         self._group = group
         self._snapshot_path = snapshot_path
-        self._options = ConsumeOptions(snapshot_s=snapshot_s)
+        self._options = options
         self._settings = settings
         self._monotonic = monotonic
         self._stop = threading.Event()

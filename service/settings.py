@@ -280,6 +280,20 @@ class ServiceSettings:
             "are dropped and counted, because a search never waits for its event"
         },
     )
+    event_bytes_max: int = dataclasses.field(
+        default=1 << 20,
+        metadata={
+            "help": "longest event that is taken, bytes; a longer one becomes a dead letter with "
+            "the reason and a hash; 1 MiB, what brokers take by default; at most 8 MiB"
+        },
+    )
+    event_dedup_max: int = dataclasses.field(
+        default=65_536,
+        metadata={
+            "help": "event ids remembered, so that a retried event counts once; a duplicate that "
+            "comes later than so many events counts again; 65,536 take about 10 MB"
+        },
+    )
     event_group: str = dataclasses.field(
         default="",
         metadata={
@@ -310,7 +324,7 @@ class ServiceSettings:
         for name in (
             "body_bytes_max", "batch_max", "k_max", "searches_queued_max", "writes_queued_max",
             "deadline_ms_default", "deadline_ms_max", "retry_after_s", "event_partitions",
-            "event_queue_max", "event_retention_bytes", "kafka_spool_bytes_max",
+            "event_queue_max", "event_bytes_max", "event_retention_bytes", "kafka_spool_bytes_max",
         ):  # fmt: skip
             if getattr(self, name) < 1:
                 raise ConfigError(f"service.{name} is {getattr(self, name)}; it must be at least 1")
@@ -327,6 +341,15 @@ class ServiceSettings:
         for name in ("drain_notice_s", "heat_wait_s"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"service.{name} is {getattr(self, name)}; it must be >= 0")
+        if self.event_bytes_max > 8 << 20:
+            raise ConfigError(
+                f"service.event_bytes_max is {self.event_bytes_max}; topics take at most "
+                f"{8 << 20} bytes"
+            )
+        if self.event_dedup_max < 0:
+            raise ConfigError(
+                f"service.event_dedup_max is {self.event_dedup_max}; it must be at least 0"
+            )
         if not 0 <= self.port <= 65_535:
             raise ConfigError(f"service.port is {self.port}; it must lie in 0..65535")
         if not 0 <= self.search_threads <= 256:

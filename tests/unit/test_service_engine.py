@@ -21,6 +21,7 @@ from stoker.kvcache.lookup import LookupReuse
 from stoker.prefetch.events import Event, new_event
 from stoker.prefetch.protocols import LoadOutcome, UnitBatch
 from stoker.service.bodies import DocumentRow, SearchRequest, WarmupRequest
+from stoker.service.consume import ConsumeOptions
 from stoker.service.embedded_log import EmbeddedLog
 from stoker.service.engine import Engine
 from stoker.service.engine_parts import Parts
@@ -227,7 +228,7 @@ class Bench:
                     topic=EVENTS_TOPIC,
                     group="g",
                     snapshot_path=folder / "heat.snapshot",
-                    snapshot_s=30.0,
+                    options=ConsumeOptions(snapshot_s=30.0),
                     settings=config.prefetch,
                 )
         self.parts = parts
