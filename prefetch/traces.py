@@ -6,8 +6,8 @@ order of their first access; what they were called is kept.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
-import io
 import lzma
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -55,18 +55,21 @@ class _Request:
     keys: list[Any]
 
 
-def _open(path: Path) -> BinaryIO:
-    try:
-        file = path.open("rb")
-        magic = file.read(6)
-        file.seek(0)
-    except OSError as error:
-        raise InputError(f"cannot read trace {path}: {error.strerror}") from error
-    if magic.startswith(_GZIP_MAGIC):
-        return io.BufferedReader(gzip.GzipFile(fileobj=file))
-    if magic == _XZ_MAGIC:
-        return io.BufferedReader(lzma.LZMAFile(file))
-    return file
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    with contextlib.ExitStack() as stack:
+        try:
+            file = stack.enter_context(path.open("rb"))
+            magic = file.read(6)
+            file.seek(0)
+        except OSError as error:
+            raise InputError(f"cannot read trace {path}: {error.strerror}") from error
+        if magic.startswith(_GZIP_MAGIC):
+            yield stack.enter_context(gzip.open(file))
+        elif magic == _XZ_MAGIC:
+            yield stack.enter_context(lzma.open(file))
+        else:
+            yield file
 
 
 def _json_lines(file: BinaryIO, path: Path) -> Iterator[tuple[int, Any]]:
@@ -187,7 +190,7 @@ def read_trace(path: Path, trace_format: str) -> Trace:
     if reader is None:
         raise InputError(f"trace format {trace_format!r}, expected one of {', '.join(FORMATS)}")
     try:
-        with _open(path) as file:
+        with _opened(path) as file:
             trace = reader(file, path)
     except (EOFError, lzma.LZMAError, gzip.BadGzipFile) as error:
         raise InputError(f"{path}: damaged compressed data: {error}") from error

@@ -1,0 +1,188 @@
+"""Reading traces, and running policies over them from the command line."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import lzma
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import structlog
+
+from stoker.errors import InputError
+from stoker.prefetch.events import SEARCH_PERFORMED, encode, new_event
+from stoker.prefetch.references import next_accesses, reference
+from stoker.prefetch.simulation import measured_mask, parse_capacities, parse_policies, simulate
+from stoker.prefetch.traces import Trace, read_trace
+from stoker.service.cli import main
+
+
+def ragpulse_row(time_s: int, session: str, passages: list[int]) -> str:
+    return json.dumps(
+        {
+            "timestamp": str(time_s),
+            "hash_ids": {"passages_ids": passages, "history": []},
+            "session_id": session,
+        }
+    )
+
+
+def test_ragpulse_is_sorted_by_time_and_keeps_sessions(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join([ragpulse_row(9, "b", [7]), ragpulse_row(3, "a", [5, 7])]) + "\n\n")
+    trace = read_trace(path, "ragpulse")
+    assert trace.keys.tolist() == [0, 1, 1]
+    assert trace.times_s is not None
+    assert trace.times_s.tolist() == [3.0, 3.0, 9.0]
+    assert trace.sessions is not None
+    assert trace.sessions.tolist() == [0, 0, 1]
+    assert trace.requests.tolist() == [0, 0, 1]
+
+
+def test_mooncake_times_are_milliseconds(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text('{"timestamp": 1500, "hash_ids": [4, 9]}\n')
+    trace = read_trace(path, "mooncake")
+    assert trace.times_s is not None
+    assert trace.times_s.tolist() == [1.5, 1.5]
+    assert trace.sessions is None
+
+
+def test_events_are_keyed_by_tenant_and_chunk(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl.gz"
+    lines = [
+        encode(
+            new_event(
+                SEARCH_PERFORMED,
+                tenant=tenant,
+                chunk_ids=("c1", "c2"),
+                session="s",
+                time_s=1_760_000_000.0,
+            )
+        )
+        for tenant in ("x", "y")
+    ]
+    path.write_bytes(gzip.compress(b"\n".join(lines)))
+    trace = read_trace(path, "events")
+    assert trace.footprint == 4
+    assert len(set(trace.sessions.tolist())) == 2  # type: ignore[union-attr]
+
+
+def test_integers_and_lines(tmp_path: Path) -> None:
+    values = np.array([30, 10, 30, 20])
+    for dtype, name in ((">i4", "int32be"), (">i8", "int64be")):
+        path = tmp_path / f"{name}.xz"
+        path.write_bytes(lzma.compress(values.astype(dtype).tobytes()))
+        assert read_trace(path, name).keys.tolist() == [0, 1, 0, 2]
+    path = tmp_path / "keys.gz"
+    path.write_bytes(gzip.compress(b"30\n10\n*\n\n30\n20\n"))
+    assert read_trace(path, "lines").keys.tolist() == [0, 1, 0, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("lines", b"", "no accesses"),
+        ("lines", b"\x1f\x8bbroken", "damaged"),
+        ("lines", gzip.compress(b"1\n2\n" * 999)[:-9], "damaged"),
+        ("int32be", b"12345", "whole number"),
+        ("ragpulse", b'{"timestamp": "1"}\n', "line 1"),
+        ("mooncake", b"{}\n{", "line 1"),
+        ("events", b'{"specversion": "2"}\n', "line 1"),
+        ("nothing", b"", "expected one of"),
+    ],
+)
+def test_bad_traces_say_where(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    path = tmp_path / "trace"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=message):
+        read_trace(path, name)
+    with pytest.raises(InputError, match="cannot read"):
+        read_trace(tmp_path / "missing", "lines")
+
+
+def key_trace(keys: list[int]) -> Trace:
+    array = np.array(keys, dtype=np.int64)
+    return Trace(array, None, None, np.arange(len(array)), int(array.max()) + 1)
+
+
+def test_next_accesses() -> None:
+    following = next_accesses(np.array([5, 6, 5, 5]))
+    assert following[:2].tolist()[0] == 2
+    assert following[2] == 3
+    assert following[1] == following[3] > 1 << 50
+
+
+def test_belady_is_the_upper_bound_and_share_is_of_it() -> None:
+    rng = np.random.default_rng(8)
+    trace = key_trace((rng.zipf(1.3, 4000) % 400).tolist())
+    outcomes = simulate(
+        trace,
+        policies=parse_policies("all"),
+        capacities=[20, 80],
+        measured=measured_mask(trace, "25%"),
+    )
+    assert [o.policy for o in outcomes[:2]] == ["stoker", "lru"]
+    for outcome in outcomes:
+        assert outcome.accesses == 3000
+        assert outcome.hits + outcome.loads_demand == 3000
+        assert outcome.belady_share is not None
+        assert 0.0 < outcome.belady_share <= 1.0 + 1e-9
+        assert outcome.bytes_demand == outcome.loads_demand * 4096
+
+
+def test_lfu_decay_and_area_are_ours() -> None:
+    keys = np.array([1, 2, 1, 3, 1, 4, 1], dtype=np.int64)
+    assert reference("lfu-decay", 2).run(keys).tolist()[2::2] == [True, True, True]
+    assert reference("area", 5).run(keys).sum() >= 3
+
+
+def test_capacities_policies_and_warm_until() -> None:
+    assert parse_capacities("100, 5%", 400) == [100, 20]
+    assert parse_capacities("0.01%", 400) == [1]
+    for bad in ("0", "x", "-5%", "", "1.5", "nan%"):
+        with pytest.raises(InputError):
+            parse_capacities(bad, 400)
+    assert parse_policies("stoker,lru,lru") == ["stoker", "lru"]
+    assert parse_policies("all")[-1] == "belady"
+    with pytest.raises(InputError, match="expected one of"):
+        parse_policies("best")
+    trace = key_trace([0, 1, 0, 1])
+    assert measured_mask(trace, None).all()
+    assert measured_mask(trace, "3").tolist() == [False, False, False, True]
+    timed = Trace(trace.keys, np.array([0.0, 60.0, 120.0, 7200.0]), None, trace.requests, 2)
+    assert measured_mask(timed, "2h").tolist() == [False, False, False, True]
+    assert measured_mask(timed, "60").tolist() == [False, True, True, True]
+    for bad in ("2h", "soon", "x%"):
+        with pytest.raises(InputError):
+            measured_mask(trace, bad)
+    with pytest.raises(InputError, match="no access is left"):
+        simulate(trace, policies=["stoker"], capacities=[1], measured=measured_mask(trace, "9"))
+
+
+@pytest.fixture
+def _logging_restored() -> Iterator[None]:
+    yield
+    structlog.reset_defaults()
+
+
+@pytest.mark.usefixtures("_logging_restored")
+def test_command_prints_json_and_a_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "trace.jsonl"
+    rows = [ragpulse_row(10 * i, f"s{i // 3}", [i % 5, (i + 1) % 5, 9]) for i in range(60)]
+    path.write_text("\n".join(rows))
+    arguments = ["simulate", "--trace", str(path), "--format", "ragpulse", "--capacity", "3"]
+    assert main([*arguments, "--policy", "stoker,lru,belady", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["accesses"] == 180
+    assert [r["policy"] for r in result["results"]] == ["stoker", "lru", "belady"]
+    assert set(result["results"][0]["prefetch"]) >= {"useful", "late", "unused", "polluting"}
+    assert main([*arguments, "--policy", "stoker"]) == 0
+    assert "Belady" in capsys.readouterr().out
+    assert main([*arguments[:-1], "none"]) == 3
+    assert main(["simulate", "--trace", "x"]) == 2
