@@ -145,13 +145,14 @@ def build_merged(
     return seal_rows(
         folder,
         dataclasses.replace(view.generation, change_offset=view.change_offset),
-        _gather(view, chosen, id_kind, progress),
+        _gather(view, chosen, id_kind, engine, progress),
         store,
         id_kind=id_kind,
         engine=engine,
         settings=settings,
         memory_bytes=memory_bytes,
         heat=heat,
+        threads=settings.merge_threads,
         progress=progress,
     )
 
@@ -167,6 +168,7 @@ def seal_rows(
     settings: IndexSettings,
     memory_bytes: int,
     heat: Mapping[Any, float] | None,
+    threads: int | None = None,
     progress: Progress,
 ) -> tuple[SealedSegment | None, int]:
     """Seal documents into a new segment of the collection, which no generation names yet.
@@ -184,6 +186,7 @@ def seal_rows(
         settings: The room's settings.
         memory_bytes: Budget of the new segment's pages.
         heat: Weight by (tenant, chunk id) or by id.
+        threads: Threads that link; None means one per processor.
         progress: Called with (what, done, total).
 
     Returns:
@@ -219,6 +222,7 @@ def seal_rows(
             m=generation.m,
             ef_construction=generation.ef_construction,
             heat=segment_heat(heat, keys, naming),
+            threads=threads,
             progress=progress,
         )
         entry = SegmentEntry(name, naming, len(keys), generation.change_offset)
@@ -247,7 +251,11 @@ def seal_rows(
 
 
 def _gather(
-    view: View, chosen: Sequence[SegmentView], id_kind: IdKind, progress: Progress
+    view: View,
+    chosen: Sequence[SegmentView],
+    id_kind: IdKind,
+    engine: SegmentEngine,
+    progress: Progress,
 ) -> Iterator[tuple[Sequence[Key], NDArray[np.float32]]]:
     """Yield all live rows: documents and vectors, part by part."""
     total = sum(segment.live_count for segment in chosen) + int(np.count_nonzero(view.rows.alive))
@@ -256,11 +264,11 @@ def _gather(
         alive = np.ones(segment.sealed.entry.count, dtype=np.bool_)
         alive[np.frombuffer(segment.dead.to_array(), dtype=np.uint32)] = False
         rows = np.flatnonzero(alive)
+        vectors = engine.stored_vectors(segment.sealed.path, segment.sealed.segment)
         for start in range(0, rows.size, _ROWS_STEP):
             part = rows[start : start + _ROWS_STEP]
             progress("gather", done, total)
-            keys = segment.sealed.keys_at(part, id_kind)
-            yield keys, segment.sealed.segment.vectors(part)
+            yield segment.sealed.keys_at(part, id_kind), vectors[part]
             done += part.size
     rows = np.flatnonzero(view.rows.alive)
     for start in range(0, rows.size, _ROWS_STEP):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import structlog
@@ -15,17 +17,28 @@ from pyroaring import BitMap
 from stoker.errors import StokerError
 from stoker.index.documents import DocumentStore
 from stoker.index.failpoint import failpoint
-from stoker.index.generation import Generation, read_current, storage_error, write_current
+from stoker.index.generation import (
+    Generation,
+    IdKind,
+    read_current,
+    storage_error,
+    write_current,
+)
 from stoker.index.merge import (
     MergeCancelled,
     MergeReport,
+    Progress,
     build_merged,
     choose,
     has_work,
+    heat_of,
 )
 from stoker.index.sealed import SealedSegment
 from stoker.index.serving import Serving, remove_segment
 from stoker.index.view import SegmentView, View, memory_shares, write_dead
+
+_NICENESS: Final = 19
+_NAVIGATION_STAGE: Final = 1
 
 log = structlog.get_logger(__name__)
 
@@ -74,7 +87,7 @@ class Merger:
         *,
         full: bool = False,
         heat: Mapping[Any, float] | None = None,
-        progress: Callable[[str, int, int], None] | None = None,
+        progress: Progress | None = None,
     ) -> MergeReport:
         """Seal what changed into a new generation and switch to it; blocks until done.
 
@@ -106,18 +119,7 @@ class Merger:
                     return MergeReport(view.generation.number, merged=False)
                 if heat is None and self.heat_source is not None:
                     heat = self.heat_source()
-                sealed, bytes_written = build_merged(
-                    self._serving.path,
-                    view,
-                    chosen,
-                    store,
-                    id_kind=self._serving.id_kind,
-                    engine=self._serving.engine,
-                    settings=self._settings,
-                    memory_bytes=self._new_share(view, chosen),
-                    heat=heat,
-                    progress=step,
-                )
+                sealed, bytes_written = self._built(view, chosen, heat, step)
                 switch_started = time.monotonic()
                 try:
                     generation = self._switch(store, view, chosen, sealed)
@@ -143,6 +145,53 @@ class Merger:
         )
         log.info("index.generation_merged", path=str(self._serving.path), **report.to_json())
         return report
+
+    def _built(
+        self,
+        view: View,
+        chosen: Sequence[SegmentView],
+        heat: Mapping[Any, float] | None,
+        progress: Progress,
+    ) -> tuple[SealedSegment | None, int]:
+        """Build the new segment and load what its first searches need, at the lowest priority.
+
+        On a thread of its own: priority, once lowered, cannot be raised again, and the caller's
+        thread may be one that serves.
+        """
+        made: list[tuple[SealedSegment | None, int]] = []
+        failed: list[BaseException] = []
+
+        def build() -> None:
+            try:
+                with contextlib.suppress(OSError):
+                    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+                sealed, size = build_merged(
+                    self._serving.path,
+                    view,
+                    chosen,
+                    self._store,
+                    id_kind=self._serving.id_kind,
+                    engine=self._serving.engine,
+                    settings=self._settings,
+                    memory_bytes=self._new_share(view, chosen),
+                    heat=heat,
+                    progress=progress,
+                )
+                made.append((sealed, size))
+                if sealed is not None:
+                    _load_navigation(sealed, heat, self._serving.id_kind)
+            except BaseException as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=build, name="stoker-merge-build", daemon=True)
+        thread.start()
+        thread.join()
+        if failed and not made:
+            raise failed[0]
+        if failed:
+            # The segment is sound and only cold.
+            log.warning("index.new_segment_cold", error=str(failed[0]))
+        return made[0]
 
     def _new_share(self, view: View, chosen: Sequence[SegmentView]) -> int:
         """Budget of the segment to come: what its sources had, or all if nothing else stays."""
@@ -232,3 +281,17 @@ class Merger:
             with self._store.writes_paused():
                 now = self._serving.view
                 self._serving.publish(dataclasses.replace(now, rows=now.delta.view()))
+
+
+def _load_navigation(sealed: SealedSegment, heat: Mapping[Any, float] | None, kind: IdKind) -> None:
+    """Load upper layers, links and codes, the hottest first, as far as the segment's budget goes.
+
+    Without it the switch would send every search to a cold segment at once.
+    """
+    by_row = None
+    if heat:
+        keys = sealed.keys_at(np.arange(sealed.entry.count), kind)
+        by_row = np.array([heat_of(heat, key) for key in keys], dtype=np.float32)
+    for batch in sorted(sealed.segment.unit_batches(by_row), key=lambda batch: batch.stage):
+        if batch.stage <= _NAVIGATION_STAGE:
+            sealed.segment.load_units(batch.kind, batch.units, sticky=False, deadline_s=None)

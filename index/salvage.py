@@ -56,7 +56,7 @@ def salvage_segment(
         vector_dtype: How vectors are stored.
         name_kind: Type of the segment's own ids.
     """
-    vectors, whole = _vectors(folder, count, dim, vector_dtype)
+    vectors, whole = stored_vectors(folder, count, dim, vector_dtype)
     return Salvaged(count, _names(folder, count, name_kind), vectors, whole)
 
 
@@ -82,9 +82,15 @@ def _names(folder: Path, count: int, name_kind: IdKind) -> NDArray[Any] | None:
         return None
 
 
-def _vectors(
+def stored_vectors(
     folder: Path, count: int, dim: int, vector_dtype: VectorDtype
 ) -> tuple[NDArray[Any] | None, NDArray[np.bool_]]:
+    """Map a segment's file of vectors, checking each page against its checksum.
+
+    Returns:
+        The vectors, shape (count, dim), of the stored type, a view of the file, or None when it is
+        unusable; and which rows can be trusted, bool, shape (count,).
+    """
     from stoker.index.manifest import FILES
 
     none = np.zeros(count, dtype=np.bool_)

@@ -98,6 +98,13 @@ class IndexSettings:
             "walk passes through them for nothing"
         },
     )
+    merge_threads: int = dataclasses.field(
+        default=1,
+        metadata={
+            "help": "threads that link a merge's new segment, at the lowest priority; one leaves "
+            "the other processors to searches"
+        },
+    )
     sealed_vectors_kept: bool = dataclasses.field(
         default=True,
         metadata={
@@ -145,4 +152,8 @@ class IndexSettings:
         if not 0 < self.dead_ratio_max <= 1:
             raise ConfigError(
                 f"index.dead_ratio_max: expected above 0 up to 1, found {self.dead_ratio_max}"
+            )
+        if self.merge_threads < 1:
+            raise ConfigError(
+                f"index.merge_threads: expected 1 or more, found {self.merge_threads}"
             )

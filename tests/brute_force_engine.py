@@ -75,11 +75,11 @@ class BruteForceSegment:
         return SegmentHits(rows, scores, summary)
 
     def ids_at(self, rows: NDArray[np.int64]) -> NDArray[Any]:
-        names = [self._ids[row] for row in rows.tolist()]
-        if self._ids and isinstance(self._ids[0], int):
-            return np.array(names, dtype=np.int64)
-        found = np.empty(len(names), dtype=object)
-        found[:] = names
+        whole = bool(self._ids) and isinstance(self._ids[0], int)
+        found = np.full(rows.shape, -1 if whole else None, dtype=np.int64 if whole else object)
+        for at in np.ndindex(rows.shape):
+            if rows[at] >= 0:
+                found[at] = self._ids[rows[at]]
         return found
 
     def rows_of(self, ids: Sequence[Any] | NDArray[Any]) -> NDArray[np.int64]:

@@ -235,6 +235,10 @@ def test_units_find_their_segment_and_only_while_it_serves(path: Path) -> None:
         collection.upsert(np.arange(100, 108), vectors(8))
         collection.merge()
         assert len(collection.segment_names) == 2
+        # A merge loads what the first searches of its segment will need.
+        assert collection.resident().kind("links").resident == 12
+    with opened(path) as collection:
+        assert collection.resident().kind("links").resident == 0
         (batch,) = collection.unit_batches({("default", "103"): 2.0, ("default", "x"): 1.0})
         assert (batch.source, batch.kind, batch.unit_bytes) == ("index", "links", 4096)
         assert len(set(batch.units.tolist())) == 10 + 2
