@@ -92,7 +92,9 @@ Store* PagePool::Impl::store_or_null(StoreId id) const noexcept {
 
 Store& PagePool::Impl::store_at(StoreId id) const {
   Store* store = store_or_null(id);
-  if (store == nullptr) throw BadInput("store " + std::to_string(id) + " is not in the pool");
+  if (store == nullptr || store->removing) {
+    throw BadInput("store " + std::to_string(id) + " is not in the pool");
+  }
   return *store;
 }
 
@@ -145,19 +147,21 @@ StoreId PagePool::add_store(StoreSpec spec) {
 }
 
 void PagePool::remove_store(StoreId id) {
-  std::unique_ptr<Store> gone;   // closes its file after the lock is let go
-  std::unique_lock<std::mutex> lock(impl_->mutex);
-  Store& store = impl_->store_at(id);
-  if (store.removing) throw BadInput("store " + std::to_string(id) + " is being removed");
-  store.removing = true;
-  impl_->store_idle.wait(lock, [&] { return store.pending_count == 0 && store.load_count == 0; });
-  for (PageNumber page = 0; page < store.spec.page_count; ++page) {
-    const std::uint32_t frame = store.table[page].load(std::memory_order_relaxed);
-    if (frame != kAbsent) impl_->evict_frame(frame);
+  Impl& pool = *impl_;
+  std::unique_ptr<Store> gone;   // closes its file after the mutex is let go
+  {
+    std::unique_lock<std::mutex> lock(pool.mutex);
+    gone.reset(&pool.store_at(id));
+    gone->removing = true;
+    pool.store_idle.wait(lock, [&] { return gone->pending_count == 0 && gone->use_count == 0; });
   }
-  impl_->reclaim();
-  gone.reset(&store);
-  impl_->store_chunks[id / Impl::kChunk]
+  in_stretches(pool.mutex, gone->spec.page_count, [&](std::size_t page) {
+    const std::uint32_t frame = gone->table[page].load(std::memory_order_relaxed);
+    if (frame != kAbsent) pool.evict_frame(frame);
+  });
+  const std::lock_guard<std::mutex> lock(pool.mutex);
+  pool.reclaim();
+  pool.store_chunks[id / Impl::kChunk]
       .load(std::memory_order_relaxed)
       ->stores[id % Impl::kChunk]
       .store(nullptr, std::memory_order_release);
@@ -177,28 +181,42 @@ PagePool::View PagePool::view(StoreId id) const noexcept {
 
 // ---- what may go -------------------------------------------------------------------------------
 
+static Store& begin_use(PagePool::Impl& pool, StoreId id) {
+  const std::lock_guard<std::mutex> lock(pool.mutex);
+  Store& store = pool.store_at(id);
+  ++store.use_count;
+  return store;
+}
+
+StoreUse::StoreUse(PagePool::Impl& owner, StoreId id) : pool(owner), store(begin_use(owner, id)) {}
+
+StoreUse::~StoreUse() {
+  const std::lock_guard<std::mutex> lock(pool.mutex);
+  --store.use_count;
+  if (store.removing) pool.store_idle.notify_all();
+}
+
 void PagePool::unstick(StoreId id, const PageNumber* pages, std::size_t count) {
-  const std::lock_guard<std::mutex> lock(impl_->mutex);
-  Store& store = impl_->store_at(id);
-  for (std::size_t i = 0; i < count; ++i) {
-    if (pages[i] >= store.spec.page_count) continue;
-    const std::uint32_t frame = store.table[pages[i]].load(std::memory_order_relaxed);
+  const StoreUse use(*impl_, id);
+  in_stretches(impl_->mutex, count, [&](std::size_t i) {
+    if (pages[i] >= use.store.spec.page_count) return;
+    const std::uint32_t frame = use.store.table[pages[i]].load(std::memory_order_relaxed);
     if (frame != kAbsent) impl_->set_sticky(frame, false);
-  }
+  });
 }
 
 std::uint64_t PagePool::evict(StoreId id, const PageNumber* pages, std::size_t count) {
-  const std::lock_guard<std::mutex> lock(impl_->mutex);
-  Store& store = impl_->store_at(id);
+  const StoreUse use(*impl_, id);
   std::uint64_t evicted = 0;
-  for (std::size_t i = 0; i < count; ++i) {
-    if (pages[i] >= store.spec.page_count) continue;
-    const std::uint32_t frame = store.table[pages[i]].load(std::memory_order_relaxed);
-    if (frame == kAbsent || impl_->frames[frame].sticky) continue;
-    if (impl_->frames[frame].pins.load(std::memory_order_acquire) > 0) continue;
+  in_stretches(impl_->mutex, count, [&](std::size_t i) {
+    if (pages[i] >= use.store.spec.page_count) return;
+    const std::uint32_t frame = use.store.table[pages[i]].load(std::memory_order_relaxed);
+    if (frame == kAbsent || impl_->frames[frame].sticky) return;
+    if (impl_->frames[frame].pins.load(std::memory_order_acquire) > 0) return;
     impl_->evict_frame(frame);
     ++evicted;
-  }
+  });
+  const std::lock_guard<std::mutex> lock(impl_->mutex);
   impl_->reclaim();
   return evicted;
 }
@@ -250,31 +268,30 @@ PoolStats PagePool::stats() const {
 }
 
 StoreStats PagePool::store_stats(StoreId id) const {
-  const std::lock_guard<std::mutex> lock(impl_->mutex);
-  Store& store = impl_->store_at(id);
+  const StoreUse use(*impl_, id);
   // Readers only mark the clock; what they have used of the prefetched pages is noted here.
-  for (PageNumber page = 0; page < store.spec.page_count; ++page) {
-    const std::uint32_t frame = store.table[page].load(std::memory_order_relaxed);
-    if (frame == kAbsent || !impl_->frames[frame].prefetched) continue;
+  in_stretches(impl_->mutex, use.store.spec.page_count, [&](std::size_t page) {
+    const std::uint32_t frame = use.store.table[page].load(std::memory_order_relaxed);
+    if (frame == kAbsent || !impl_->frames[frame].prefetched) return;
     if ((impl_->clock[frame].load(std::memory_order_relaxed) & kTouchedBit) != 0) {
       impl_->note_use(impl_->frames[frame]);
     }
-  }
-  return store.stats;
+  });
+  const std::lock_guard<std::mutex> lock(impl_->mutex);
+  return use.store.stats;
 }
 
 std::vector<std::uint8_t> PagePool::residency(StoreId id) const {
-  const std::lock_guard<std::mutex> lock(impl_->mutex);
-  const Store& store = impl_->store_at(id);
-  std::vector<std::uint8_t> states(store.spec.page_count, 0);
-  for (PageNumber page = 0; page < store.spec.page_count; ++page) {
-    const std::uint32_t frame = store.table[page].load(std::memory_order_relaxed);
+  const StoreUse use(*impl_, id);
+  std::vector<std::uint8_t> states(use.store.spec.page_count, 0);
+  in_stretches(impl_->mutex, states.size(), [&](std::size_t page) {
+    const std::uint32_t frame = use.store.table[page].load(std::memory_order_relaxed);
     if (frame != kAbsent) {
       states[page] = impl_->frames[frame].sticky ? 2 : 1;
-    } else if (store.quarantined[page]) {
+    } else if (use.store.quarantined[page]) {
       states[page] = 3;
     }
-  }
+  });
   return states;
 }
 

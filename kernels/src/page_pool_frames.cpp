@@ -130,7 +130,7 @@ void PagePool::Impl::put_back(std::uint32_t frame) {
 
 void PagePool::Impl::evict_frame(std::uint32_t frame) {
   Frame& entry = frames[frame];
-  Store& store = store_at(entry.store);
+  Store& store = store_of(entry);
   if ((clock[frame].load(std::memory_order_relaxed) & kTouchedBit) != 0) note_use(entry);
   if (entry.prefetched) ++store.stats.prefetched_unused;
   entry.prefetched = false;

@@ -71,7 +71,7 @@ struct Store {
   std::vector<bool> quarantined;
   std::vector<std::uint32_t> failed_probation;   // page -> when, by Impl::departures; 0: not so
   std::uint32_t pending_count = 0;   // pages being read
-  std::uint32_t load_count = 0;      // calls of load() that are under way
+  std::uint32_t use_count = 0;       // calls that are under way and let go of the mutex
   bool removing = false;
   StoreStats stats;
 };
@@ -122,8 +122,9 @@ struct PagePool::Impl {
   ~Impl();
 
   // ---- page_pool.cpp: stores and facts
-  Store& store_at(StoreId id) const;   // throws BadInput
+  Store& store_at(StoreId id) const;   // throws BadInput, also for one that is on its way out
   Store* store_or_null(StoreId id) const noexcept;
+  Store& store_of(const Frame& frame) noexcept { return *store_or_null(frame.store); }
   void require_rising(const Store& store, const PageNumber* pages, std::size_t count) const;
   const std::byte* frame_bytes(std::uint32_t frame) const noexcept {
     return slab + static_cast<std::size_t>(frame) * options.page_bytes;
@@ -219,6 +220,7 @@ struct PagePool::Impl {
 
   // Demand that waits for the device, and the loads that wait for it to end.
   std::atomic<std::uint32_t> demand_waiting{0};
+  std::atomic<Clock::rep> demand_seen{Clock::time_point::min().time_since_epoch().count() / 2};
   std::mutex demand_mutex;
   std::condition_variable demand_idle;
   std::condition_variable store_idle;              // with `mutex`: a store has no page on its way
@@ -229,6 +231,28 @@ struct PagePool::Impl {
   std::thread orphan_thread;
   bool stopping = false;
 };
+
+// Keeps a store from going during a call that takes the mutex more than once.
+struct StoreUse {
+  StoreUse(PagePool::Impl& owner, StoreId id);
+  ~StoreUse();
+  StoreUse(const StoreUse&) = delete;
+  StoreUse& operator=(const StoreUse&) = delete;
+
+  PagePool::Impl& pool;
+  Store& store;
+};
+
+// Calls body(i) for i in [0, count) under the mutex, but lets others in now and then.
+template <class Body>
+void in_stretches(std::mutex& mutex, std::size_t count, Body&& body) {
+  constexpr std::size_t kStretch = 2048;
+  for (std::size_t first = 0; first < count; first += kStretch) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    const std::size_t end = count - first < kStretch ? count : first + kStretch;
+    for (std::size_t i = first; i < end; ++i) body(i);
+  }
+}
 
 // A set of reads and the queue that they go through. Owns everything that the device writes to,
 // by way of its pending pages, until the last read has ended: whoever may not wait for that gives

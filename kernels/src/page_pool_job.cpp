@@ -82,10 +82,12 @@ void PagePool::Impl::finish_pending(Pending& page, PageStatus status) {
 // ---- demand and prefetch -----------------------------------------------------------------------
 
 void PagePool::Impl::demand_begins() noexcept {
+  demand_seen.store(Clock::now().time_since_epoch().count(), std::memory_order_relaxed);
   demand_waiting.fetch_add(1, std::memory_order_relaxed);
 }
 
 void PagePool::Impl::demand_ends() noexcept {
+  demand_seen.store(Clock::now().time_since_epoch().count(), std::memory_order_relaxed);
   if (demand_waiting.fetch_sub(1, std::memory_order_relaxed) != 1) return;
   const std::lock_guard<std::mutex> lock(demand_mutex);
   demand_idle.notify_all();

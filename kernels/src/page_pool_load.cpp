@@ -1,8 +1,8 @@
 // Prefetch: pages that nobody waits for yet, read in long runs behind all demand.
 #include <algorithm>
+#include <new>
 
 #include "page_pool_impl.hpp"
-#include "stoker/errors.hpp"
 
 namespace stoker {
 namespace {
@@ -12,10 +12,13 @@ namespace {
 constexpr std::size_t kRunsInFlight = 4;
 constexpr std::size_t kPartsMax = 1024;          // IOV_MAX
 constexpr std::size_t kScanMax = 4096;           // pages looked at under one hold of the mutex
-constexpr std::size_t kTrickleBytes = 128u << 10;
 constexpr auto kLook = std::chrono::milliseconds(2);     // how soon a cancel is seen
 constexpr auto kGrace = std::chrono::milliseconds(20);   // for what is out when the time is up
 constexpr int kPassesMax = 4;
+// After demand was seen, for so long only this part of the bytes may be in flight: the next fetch
+// finds a shorter line before it.
+constexpr auto kDemandEcho = std::chrono::milliseconds(100);
+constexpr std::size_t kShareUnderDemand = 2;
 
 class Loader {
  public:
@@ -66,8 +69,7 @@ class Loader {
         return true;
       }
       if (next < count && may_issue()) {
-        const bool trickle = pool_.demand_waiting.load(std::memory_order_relaxed) > 0;
-        issue(pages, count, next, trickle);
+        issue(pages, count, next);
       } else if (!job_->idle()) {
         (void)job_->step(soon());
       } else {
@@ -80,10 +82,18 @@ class Loader {
     return false;
   }
 
+  // Whether demand was waiting a moment ago, and will hardly have been the last.
+  bool demand_about() const {
+    return Clock::now().time_since_epoch().count() -
+               pool_.demand_seen.load(std::memory_order_relaxed) <
+           std::chrono::duration_cast<Clock::duration>(kDemandEcho).count();
+  }
+
   bool may_issue() const {
-    const std::size_t run_bytes = run_pages_ * pool_.options.page_bytes;
-    if (!job_->idle() &&
-        job_->inflight_bytes() + run_bytes > pool_.options.prefetch_inflight_bytes_max) {
+    const std::size_t share = demand_about() ? kShareUnderDemand : 1;
+    const std::size_t run_bytes = run_pages_ * pool_.options.page_bytes / share;
+    if (!job_->idle() && job_->inflight_bytes() + run_bytes >
+                             pool_.options.prefetch_inflight_bytes_max / share) {
       return false;
     }
     if (pool_.demand_waiting.load(std::memory_order_relaxed) == 0) return true;
@@ -92,11 +102,9 @@ class Loader {
   }
 
   // Takes the next run of absent neighbors from pages[next ...] and sends it off.
-  void issue(const PageNumber* pages, std::size_t count, std::size_t& next, bool trickle) {
-    std::size_t most = run_pages_;
-    if (trickle) {
-      most = std::clamp<std::size_t>(kTrickleBytes / pool_.options.page_bytes, 1, run_pages_);
-    }
+  void issue(const PageNumber* pages, std::size_t count, std::size_t& next) {
+    const std::size_t most =
+        demand_about() ? std::max<std::size_t>(1, run_pages_ / kShareUnderDemand) : run_pages_;
     std::vector<PendingRef> run;
     run.reserve(std::min(most, count - next));
     {
@@ -104,7 +112,7 @@ class Loader {
       const std::size_t end = std::min(count, next + kScanMax);
       for (; next < end && run.size() < most; ++next) {
         if (!run.empty() && pages[next] != run.back()->page + 1) break;
-        if (!begin(pages[next], run)) break;
+        begin(pages[next], run);
       }
     }
     if (run.empty()) return;
@@ -113,8 +121,8 @@ class Loader {
     last_issue_ = Clock::now();
   }
 
-  // Under the mutex. Begins the page, or counts why not. False: out of memory, stop here.
-  bool begin(PageNumber number, std::vector<PendingRef>& run) {
+  // Under the mutex. Begins the page, or counts why not.
+  void begin(PageNumber number, std::vector<PendingRef>& run) {
     const std::uint32_t frame = store_.table[number].load(std::memory_order_relaxed);
     if (frame != kAbsent) {
       keep(frame);
@@ -126,27 +134,30 @@ class Loader {
     } else if (full_) {
       ++report_.pages_no_room;
     } else {
-      const std::uint32_t fresh = pool_.take_frame(options_.evict, stamp_);
-      if (fresh == kAbsent) {
+      PendingRef page = begin_in_frame(number);
+      if (page) {
+        run.push_back(std::move(page));
+      } else {
         full_ = true;
         ++report_.pages_no_room;
-        return true;
       }
-      PendingRef page;
-      try {
-        page = pool_.begin_pending(store_, number, fresh);
-      } catch (const std::bad_alloc&) {
-        full_ = true;
-        ++report_.pages_no_room;
-        return true;
-      }
+    }
+  }
+
+  // Null when no frame can be had, or no memory to keep account of it.
+  PendingRef begin_in_frame(PageNumber number) {
+    const std::uint32_t frame = pool_.take_frame(options_.evict, stamp_);
+    if (frame == kAbsent) return nullptr;
+    try {
+      PendingRef page = pool_.begin_pending(store_, number, frame);
       page->load_stamp = stamp_;
       page->weight = std::min(options_.weight, kWeightMax);
       page->sticky = options_.sticky;
       page->prefetch = true;
-      run.push_back(std::move(page));
+      return page;
+    } catch (const std::bad_alloc&) {
+      return nullptr;
     }
-    return true;
   }
 
   // The page is there: it gets what this load would have given it.
@@ -203,38 +214,19 @@ class Loader {
   LoadReport report_;
 };
 
-// Keeps the store from going while a load uses it.
-class StoreUse {
- public:
-  StoreUse(PagePool::Impl& pool, StoreId id) : pool_(pool) {
-    const std::lock_guard<std::mutex> lock(pool_.mutex);
-    store = &pool_.store_at(id);
-    ++store->load_count;
-    if (++pool_.load_stamps == 0) ++pool_.load_stamps;
-    stamp = pool_.load_stamps;
-  }
-  ~StoreUse() {
-    const std::lock_guard<std::mutex> lock(pool_.mutex);
-    --store->load_count;
-    if (store->removing) pool_.store_idle.notify_all();
-  }
-  StoreUse(const StoreUse&) = delete;
-  StoreUse& operator=(const StoreUse&) = delete;
-
-  Store* store;
-  std::uint32_t stamp;
-
- private:
-  PagePool::Impl& pool_;
-};
-
 }  // namespace
 
 LoadReport PagePool::load(StoreId store, const PageNumber* pages, std::size_t count,
                           const LoadOptions& options) {
   const StoreUse use(*impl_, store);
-  impl_->require_rising(*use.store, pages, count);
-  return Loader(*impl_, *use.store, options, use.stamp).run(pages, count);
+  impl_->require_rising(use.store, pages, count);
+  std::uint32_t stamp = 0;
+  {
+    const std::lock_guard<std::mutex> lock(impl_->mutex);
+    if (++impl_->load_stamps == 0) ++impl_->load_stamps;
+    stamp = impl_->load_stamps;
+  }
+  return Loader(*impl_, use.store, options, stamp).run(pages, count);
 }
 
 }  // namespace stoker

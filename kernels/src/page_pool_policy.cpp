@@ -63,7 +63,7 @@ void PagePool::Impl::set_sticky(std::uint32_t frame, bool sticky) {
   Frame& entry = frames[frame];
   if (entry.sticky == sticky) return;
   entry.sticky = sticky;
-  StoreStats& stats = store_at(entry.store).stats;
+  StoreStats& stats = store_of(entry).stats;
   if (sticky) {
     ring_remove(frame);
     ++stats.sticky;
@@ -86,7 +86,7 @@ void PagePool::Impl::raise_weight(std::uint32_t frame, std::uint8_t weight) {
 void PagePool::Impl::note_use(Frame& frame) {
   if (!frame.prefetched) return;
   frame.prefetched = false;
-  ++store_at(frame.store).stats.prefetched_useful;
+  ++store_of(frame).stats.prefetched_useful;
 }
 
 // ---- victims -----------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ bool PagePool::Impl::evict_one(std::uint32_t spare) {
   const Frame& entry = frames[victim];
   if (++departures == 0) ++departures;
   if (entry.ring == RingName::probation) {
-    store_at(entry.store).failed_probation[entry.page] = departures;
+    store_of(entry).failed_probation[entry.page] = departures;
   }
   evict_frame(victim);
   return true;

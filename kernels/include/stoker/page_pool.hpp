@@ -67,7 +67,7 @@ struct PageRef {
 
 class PagePool;
 
-// Pages that fetch() brought, held until this object goes. Either frames of the pool (pinned) or,
+// Pages that fetch() brought, held until this object goes, which must be before the pool. Either frames of the pool (pinned) or,
 // when no frame could be had, buffers of its own; the caller cannot tell and need not.
 class PinnedPages {
  public:
@@ -94,7 +94,8 @@ class PinnedPages {
 
 struct LoadOptions {
   bool sticky = false;            // never evicted until unstick()
-  std::uint8_t weight = 3;        // clock passes that the page survives untouched, 0 ... 7
+  std::uint8_t weight = 3;        // clock passes that the page survives untouched, 0 ... 7;
+                                  // with 0 it has to prove itself, as demand pages have
   Deadline deadline;
   const std::atomic<bool>* cancel = nullptr;
   std::size_t run_bytes_max = 1u << 20;      // adjacent pages are read together up to this size
@@ -139,6 +140,7 @@ struct PoolStats {
   std::uint64_t overflow_pages = 0;          // demand pages served from a private buffer
 };
 
+// Thread-safe. Not for both sides of a fork().
 class PagePool {
  public:
   explicit PagePool(const PoolOptions& options);
@@ -148,7 +150,8 @@ class PagePool {
 
   // Throws StoreError when the file cannot be opened or is shorter than its pages.
   StoreId add_store(StoreSpec spec);
-  // Evicts the store's pages and closes its file. No reader may use the store any more.
+  // Evicts the store's pages and closes its file, once the reads and calls that are under way have
+  // ended. No reader may use the store any more; pages that are still pinned stay readable.
   void remove_store(StoreId store);
 
   // ---- hot path -------------------------------------------------------------------------------
