@@ -115,7 +115,8 @@ class Merger:
         with self._lock:
             with self._serving.taken() as view:
                 chosen = choose(view, full=full, settings=self._settings)
-                if not has_work(view, chosen):
+                # Rewriting with newer heat moves pages, even where no row has changed.
+                if not has_work(view, chosen) and not (full and heat and chosen):
                     return MergeReport(view.generation.number, merged=False)
                 if heat is None and self.heat_source is not None:
                     heat = self.heat_source()

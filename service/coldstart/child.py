@@ -139,7 +139,8 @@ def _heat(job: ColdJob) -> dict[str, float]:
     if found is None:
         return {}
     graph = HeatGraph.from_snapshot(found[1])
-    return {key[1]: weight for key, weight in graph.demand(time.time(), job.tenant).items()}
+    now_s = job.now_s or time.time()
+    return {key[1]: weight for key, weight in graph.demand(now_s, job.tenant).items()}
 
 
 def _device_bytes() -> int:

@@ -30,6 +30,7 @@ class ColdJob:
         k: Hits per query.
         heat_path: Snapshot of the heat graph; read by Stoker only.
         tenant: Whose heat.
+        now_s: Unix seconds at which the heat is read; 0 means now. Replays live in the past.
         budget_bytes: What Stoker's warm-up may load; 0 means no limit.
         memory_bytes: The page pool's budget; 0 means room for the whole index, for every mode.
         first_deadline_ms: Longest first answer of Stoker's, before its warm-up; 0 means none.
@@ -47,6 +48,7 @@ class ColdJob:
     k: int = 10
     heat_path: str = ""
     tenant: str = "default"
+    now_s: float = 0.0
     budget_bytes: int = 0
     memory_bytes: int = 0
     first_deadline_ms: float = 0.0

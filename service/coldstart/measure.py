@@ -42,7 +42,7 @@ class ColdBench:
         heat_path: The heat graph's snapshot.
         budget_ratio: Share of the index's bytes that Stoker may load before it is ready.
         index_bytes: Bytes of all pages.
-        k, tenant, first_deadline_ms, ef, recall_target, opener: See `ColdJob`.
+        k, tenant, now_s, first_deadline_ms, ef, recall_target, opener: See `ColdJob`.
         repeats: Cold starts of each mode on each volume.
         timeout_s: Longest that one cold start may take.
     """
@@ -55,6 +55,7 @@ class ColdBench:
     budget_ratio: float = 0.2
     k: int = 10
     tenant: str = "default"
+    now_s: float = 0.0
     first_deadline_ms: float = 50.0
     ef: int = 0
     recall_target: float = 0.0
@@ -151,6 +152,7 @@ def _repeats(
                 k=bench.k,
                 heat_path=str(bench.heat_path),
                 tenant=bench.tenant,
+                now_s=bench.now_s,
                 budget_bytes=int(bench.index_bytes * bench.budget_ratio),
                 first_deadline_ms=bench.first_deadline_ms,
                 ef=bench.ef,

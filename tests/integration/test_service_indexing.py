@@ -12,6 +12,7 @@ import pytest
 
 import stoker
 from stoker.errors import InputError
+from stoker.index.collection import Collection
 from stoker.service.cli import main
 from stoker.service.indexing import IndexPlan, build_index
 
@@ -63,6 +64,19 @@ def test_text_is_embedded_built_and_found_with_its_documents(tmp_path: Path) -> 
         assert document.text == "text 7"
         assert document.metadata["place"] == 7
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".index")] == []
+
+
+def test_a_full_merge_with_heat_moves_hot_rows_though_nothing_changed(tmp_path: Path) -> None:
+    path = rows(tmp_path / "a.jsonl", 60, vectors=True)
+    build_index(IndexPlan((path,), tmp_path / "index"), embedder=refused)
+    with Collection(tmp_path / "index", "rw") as collection:
+        assert not collection.merge(full=True).merged
+        report = collection.merge(full=True, heat={"c7": 3.0})
+        assert report.merged
+        assert collection.search(vector_of("text 7"), 1).ids[0] == "c7"
+        (document,) = collection.documents(["c7"])
+        assert document is not None
+        assert document.text == "text 7"
 
 
 def test_rows_with_vectors_need_no_model(tmp_path: Path) -> None:
