@@ -14,7 +14,8 @@ What the client does, and how it is met here:
   the oldest record ourselves, counted and logged once.
 * After a delivery fails, an idempotent producer may be left unusable: it is made anew.
 * A consumer or admin client whose first connection fails leaves a thread and four descriptors
-  behind: `_made` closes what the failed constructor had opened.
+  behind, after the whole timeout: `_made` looks first whether a broker listens, and closes what a
+  failed constructor had opened.
 * `describe_cluster` fails on some brokers: listing topics is the health check.
 * It logs every attempt to connect: its logger is quietened, we report the state's changes.
 """
@@ -23,6 +24,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -552,7 +554,12 @@ _FENCED: Final = (
 
 
 def _made(client_class: Any, **settings: Any) -> Any:
-    """Construct a client; where that fails, close the connection that it had begun to use."""
+    """Construct a client; where that fails, close the connection that it had begun to use.
+
+    Raises:
+        OSError: no broker takes connections.
+    """
+    _reach(settings["bootstrap_servers"], settings["bootstrap_timeout_ms"] / 1000)
     opened: list[Any] = []
 
     def connect(*args: Any, **kwargs: Any) -> Any:
@@ -565,6 +572,20 @@ def _made(client_class: Any, **settings: Any) -> Any:
         for connection in opened:
             connection.close()
         raise
+
+
+def _reach(brokers: Sequence[str], timeout_s: float) -> None:
+    """Return once one broker takes a connection; raise the last one's error where none does."""
+    failure: OSError | None = None
+    for broker in brokers:
+        host, _, port = broker.rpartition(":")
+        try:
+            with socket.create_connection((host.strip("[]"), int(port)), timeout_s / len(brokers)):
+                return
+        except OSError as error:
+            failure = error
+    assert failure is not None
+    raise failure
 
 
 @contextmanager

@@ -55,7 +55,10 @@ class KafkaOptions:
     record_bytes_max: int = 8 << 20
 
     def __post_init__(self) -> None:
-        if not self.bootstrap or any(":" not in part for part in self.brokers):
+        if not self.bootstrap or any(
+            not part.rpartition(":")[0] or not part.rpartition(":")[2].isdecimal()
+            for part in self.brokers
+        ):
             raise ConfigError(
                 f"kafka_bootstrap: expected HOST:PORT[,HOST:PORT], found {self.bootstrap!r}"
             )

@@ -153,17 +153,15 @@ def replay(
     )
     tally = _Tally()
     ticks = 0
-    ticked = -1.0
     try:
         selected = chosen(occurrences, until_s=until_s, sample_ratio=sample_ratio, seed=seed)
-        for batch in _batches(selected, clock, batch_events_max, tick_s):
+        for batch, ends_tick in _batches(selected, clock, batch_events_max, tick_s):
             for occurrence in batch:
                 tally.add(occurrence)
             event_log.append_batch(topic, [_entry(occurrence) for occurrence in batch])
             while loop.stats().records < tally.published:
                 loop.step(0.2)
-            if clock.now() // tick_s != ticked:
-                ticked = clock.now() // tick_s
+            if ends_tick:
                 sink.tick(clock.now())
                 ticks += 1
             if progress is not None:
@@ -236,10 +234,11 @@ def chosen(
 
 def _batches(
     occurrences: Iterable[Occurrence], clock: VirtualClock, batch_events_max: int, tick_s: float
-) -> Iterator[list[Occurrence]]:
+) -> Iterator[tuple[list[Occurrence], bool]]:
     """Cut into batches that happen at once, and stand the clock at each batch's last event.
 
-    A batch never reaches over a tick, so that ticks come at the same events at every speed.
+    A batch never reaches over a tick, so that ticks come between the same events at every speed
+    and size of batches; the flag tells that a tick is due after the batch.
     """
     batch: list[Occurrence] = []
     for occurrence in occurrences:
@@ -248,12 +247,12 @@ def _batches(
             full = len(batch) >= batch_events_max
             ticks = event.time_s > clock.now() and event.time_s // tick_s != clock.now() // tick_s
             if batch and (full or ticks or not clock.due(event.time_s)):
-                yield batch
+                yield batch, ticks
                 batch = []
             clock.advance(event.time_s)
         batch.append(occurrence)
     if batch:
-        yield batch
+        yield batch, False
 
 
 def _entry(occurrence: Occurrence) -> tuple[bytes, bytes]:

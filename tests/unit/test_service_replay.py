@@ -1,0 +1,277 @@
+"""Replay: sources, the virtual clock, determinism, and the command."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import lzma
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from stoker.errors import ConfigError, InputError
+from stoker.prefetch.events import (
+    EVENT_BYTES_MAX,
+    RESULT_USED,
+    SEARCH_PERFORMED,
+    Event,
+    encode,
+    new_event,
+)
+from stoker.prefetch.heat import HeatGraph
+from stoker.service.cli import main
+from stoker.service.commands.replay import parse_speed, parse_until
+from stoker.service.embedded_log import EmbeddedLog
+from stoker.service.embedded_topic import EmbeddedOptions
+from stoker.service.replay import ReplayReport, VirtualClock, replay
+from stoker.service.replay_http import replay_http
+from stoker.service.replay_source import RAGPULSE_START_S, Occurrence, read_source
+from stoker.service.streams import TopicSpec
+
+START_S = 1.7e9
+
+
+def event(number: int, *, at_s: float | None = None, query: str | None = None) -> Event:
+    return new_event(
+        SEARCH_PERFORMED if number % 3 else RESULT_USED,
+        tenant="t",
+        session=f"s{number % 5}",
+        query=query,
+        chunk_ids=[f"c{number % 7}", f"c{number % 4}"],
+        time_s=START_S + (number if at_s is None else at_s),
+        event_id=f"e{number}",
+    )
+
+
+def write_lines(path: Path, events: Sequence[Event], *extra: bytes) -> Path:
+    path.write_bytes(b"\n".join([*map(encode, events), *extra]) + b"\n")
+    return path
+
+
+def source(path: Path, **options: Any) -> list[Occurrence]:
+    return list(read_source(path, event_bytes_max=EVENT_BYTES_MAX, **options))
+
+
+def run(path: Path, folder: Path, **options: Any) -> tuple[ReplayReport, HeatGraph]:
+    clock = options.pop("clock", None) or VirtualClock()
+    log = EmbeddedLog(folder, EmbeddedOptions(clock=clock.now))
+    graph = HeatGraph()
+    seed = options.get("seed", 0)
+    report = replay(
+        iter(source(path, seed=seed)), log, graph, clock=clock, topic="replay", **options
+    )
+    log.close()
+    return report, graph
+
+
+class Sleeper:
+    """Real time that passes only by sleeping."""
+
+    def __init__(self) -> None:
+        self.now_s = 50.0
+        self.slept: list[float] = []
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now_s += seconds
+
+
+def test_two_replays_give_the_same_bytes(tmp_path: Path) -> None:
+    path = write_lines(
+        tmp_path / "log.jsonl", [event(i) for i in range(300)], b"poison", encode(event(5))
+    )
+    first, graph = run(path, tmp_path / "a", tick_s=50.0)
+    second, _ = run(path, tmp_path / "b", tick_s=50.0, batch_events_max=7)
+    assert first.state_sha256 == second.state_sha256
+    assert (first.published, first.events, first.duplicates, first.refused) == (302, 300, 1, 1)
+    assert (first.sessions, first.chunks) == (5, 7)
+    assert (first.first_s, first.last_s) == (START_S, START_S + 299)
+    assert first.ticks == second.ticks == 6
+    assert graph.events_applied == 300
+
+
+def test_until_and_sample_choose_what_is_replayed(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "log.jsonl", [event(i) for i in range(100)])
+    assert run(path, tmp_path / "a", until_s=START_S + 9.5)[0].published == 10
+    sampled = [
+        run(path, tmp_path / f"s{i}", sample_ratio=0.5, seed=seed)[0]
+        for i, seed in enumerate((1, 1, 2, 3, 4))
+    ]
+    assert sampled[0].state_sha256 == sampled[1].state_sha256
+    assert len({report.sessions for report in sampled} | {0, 5}) > 2
+    assert all(report.published == 20 * report.sessions for report in sampled)
+    with pytest.raises(ConfigError, match="sample"):
+        run(path, tmp_path / "x", sample_ratio=0.0)
+
+
+def test_the_clock_runs_at_the_speed_and_never_back(tmp_path: Path) -> None:
+    sleeper = Sleeper()
+    clock = VirtualClock(speed=60.0, monotonic=sleeper.monotonic, sleep=sleeper.sleep)
+    events = [event(i, at_s=at) for i, at in enumerate([0, 60, 30, 180, 180.5])]
+    path = write_lines(tmp_path / "log.jsonl", events)
+    report, _ = run(path, tmp_path / "a", clock=clock)
+    assert report.events == 5
+    assert clock.now() == START_S + 180.5
+    assert sum(sleeper.slept) == pytest.approx(180.5 / 60)
+    with pytest.raises(ConfigError):
+        VirtualClock(speed=0.0)
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".jsonl.xz"])
+def test_files_are_read_packed_or_not(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"log{suffix}"
+    data = b"\n\n".join(encode(event(i)) for i in range(5))
+    pack = {".jsonl": bytes, ".jsonl.gz": gzip.compress, ".jsonl.xz": lzma.compress}[suffix]
+    path.write_bytes(pack(data))
+    found = source(path)
+    assert [o.event.id for o in found if o.event] == [f"e{i}" for i in range(5)]
+    if suffix != ".jsonl":
+        path.write_bytes(pack(data)[:-20])
+        with pytest.raises(InputError, match="cannot be read further"):
+            source(path)
+
+
+def test_a_log_folder_is_read_in_the_order_of_arrival(tmp_path: Path) -> None:
+    now = [START_S]
+    log = EmbeddedLog(tmp_path / "log", EmbeddedOptions(clock=lambda: now[0]))
+    log.ensure_topic(TopicSpec("stoker.events.v1", partition_count=3, retention_s=None))
+    log.ensure_topic(TopicSpec("stoker.events.dead.v1", partition_count=1))
+    for i in range(60):
+        now[0] += 1
+        log.append("stoker.events.v1", b"k%d" % i, [encode(event(i))])
+    log.close()
+    assert [o.event.id for o in source(tmp_path / "log") if o.event] == [f"e{i}" for i in range(60)]
+    with pytest.raises(InputError, match="expected one topic of events, found none"):
+        source(tmp_path)
+    with pytest.raises(InputError, match="no such file"):
+        source(tmp_path / "nothing")
+
+
+def ragpulse(path: Path) -> Path:
+    rows = [(27, "b", [4, 5]), (0, "a", [1, 2, 3]), (64, "a", [])]
+    path.write_text(
+        "".join(
+            json.dumps(
+                {"timestamp": str(t), "session_id": s, "hash_ids": {"passages_ids": passages}}
+            )
+            + "\n"
+            for t, s, passages in rows
+        )
+    )
+    return path
+
+
+def test_a_ragpulse_trace_becomes_searches_in_time_order(tmp_path: Path) -> None:
+    path = ragpulse(tmp_path / "0_trace.jsonl")
+    for place in (path, tmp_path):
+        events = [o.event for o in source(place) if o.event]
+        assert [e.chunk_ids for e in events] == [("1", "2", "3"), ("4", "5"), ()]
+        assert [e.time_s - RAGPULSE_START_S for e in events] == [0, 27, 64]
+        assert [e.session for e in events] == ["a", "b", "a"]
+    one, again, other = (
+        [o.event.id for o in source(path, seed=seed) if o.event] for seed in (1, 1, 2)
+    )
+    assert one == again
+    assert not set(one) & set(other)
+    mapped = [o.event for o in source(path, chunk_ids=[f"doc#{i}" for i in range(6)]) if o.event]
+    assert mapped[1].chunk_ids == ("doc#4", "doc#5")
+    with pytest.raises(InputError, match="passage 5 has no chunk: 5 chunk ids given"):
+        source(path, chunk_ids=[str(i) for i in range(5)])
+    path.write_text('{"hash_ids": {}, "timestamp": "x"}\n')
+    with pytest.raises(InputError, match="line 1: not a RAGPulse request"):
+        source(path)
+
+
+@pytest.mark.data
+def test_the_whole_ragpulse_trace_replays(shared_data: Path, tmp_path: Path) -> None:
+    report, graph = run(shared_data / "ragpulse", tmp_path / "a", tick_s=1e6)
+    assert (report.published, report.refused, report.duplicates) == (4354, 0, 0)
+    assert report.chunks == 2737
+    assert len(graph.scores(report.last_s or 0.0)) == 2737
+
+
+def test_spellings_of_speed_and_until() -> None:
+    assert parse_speed("max") is None
+    assert parse_speed("60x") == parse_speed("60") == 60.0
+    for bad in ("", "fast", "0x", "-1x", "1xx"):
+        with pytest.raises(ConfigError, match="--speed"):
+            parse_speed(bad)
+    assert parse_until("90s", 10.0) == 100.0
+    assert parse_until("1.5h", 0.0) == 5400.0
+    assert parse_until("1970-01-02T00:00:00Z", 5.0) == 86_400.0
+    assert parse_until("1970-01-02", 5.0) == 86_400.0
+    with pytest.raises(ConfigError, match="--until"):
+        parse_until("soon", 0.0)
+
+
+def test_the_command_prints_a_report_and_exit_codes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_lines(tmp_path / "log.jsonl", [event(i) for i in range(50)])
+    assert main(["replay", str(path), "--json", "--until", "20s", "--top", "2"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["events"] == 21
+    assert len(report["hottest"]) == 2
+    assert report["through"] == "embedded log"
+    assert main(["replay", str(path), "--top", "1"]) == 0
+    assert "hottest chunks" in capsys.readouterr().out
+    assert main(["replay", str(tmp_path / "nothing"), "--json"]) == 3
+    assert main(["replay", str(path), "--speed", "never"]) == 2
+    assert main(["replay", str(path), "--url", "http://x:1", "--kafka", "x:1"]) == 2
+    assert main(["replay", str(path), "--kafka", "127.0.0.1:1", "--json"]) == 4
+
+
+class FakeClient:
+    """A client that notes what it is asked, and fails when told to."""
+
+    def __init__(self, tenant: str, sent: list[tuple[str, str, Any]]) -> None:
+        self.tenant = tenant
+        self.sent = sent
+
+    def search(self, text: str, **options: Any) -> None:
+        self.sent.append((self.tenant, "search", (text, options["k"], options["session"])))
+        if text == "fail":
+            raise InputError("refused")
+
+    def send_events(self, events: Sequence[Any]) -> None:
+        self.sent.append((self.tenant, "events", events[0]["id"]))
+
+    def close(self) -> None:
+        self.sent.append((self.tenant, "close", None))
+
+
+def test_traffic_goes_to_the_server_as_it_was_recorded() -> None:
+    sent: list[tuple[str, str, Any]] = []
+    events = [
+        event(1, query="why?"),
+        event(2),  # a search without its text: sent as the event that it is
+        event(3, query="used, not searched"),
+        event(4, query="fail"),
+    ]
+    occurrences = [Occurrence(encode(e), e) for e in events] + [Occurrence(b"poison", None)]
+    sleeper = Sleeper()
+    report = replay_http(
+        iter(occurrences),
+        open_client=lambda tenant: FakeClient(tenant, sent),  # type: ignore[arg-type,return-value]
+        clock=VirtualClock(speed=1.0, monotonic=sleeper.monotonic, sleep=sleeper.sleep),
+        in_flight_max=1,
+        monotonic=sleeper.monotonic,
+    )
+    assert (report.searches, report.events, report.refused) == (2, 2, 1)
+    assert report.failed == {"InputError": 1}
+    assert report.wall_s == pytest.approx(3.0)
+    assert set(report.latency_ms) == {"p50", "p90", "p99", "max"}
+    assert sent == [
+        ("t", "search", ("why?", 2, "s1")),
+        ("t", "events", "e2"),
+        ("t", "events", "e3"),
+        ("t", "search", ("fail", 2, "s4")),
+        ("t", "close", None),
+    ]
+    assert orjson.loads(occurrences[0].payload)["id"] == "e1"
