@@ -62,7 +62,7 @@ class HeatGraph:
         self._last = np.full(1024, _NEVER)  # newest access, Unix seconds
         self._deleted = np.full(1024, _NEVER)  # newest deletion, Unix seconds
         self._rank = np.zeros(0)
-        self._loose: list[tuple[int, int, float, float]] = []  # tail, head, time, amount
+        self._loose = _no_edges()  # tail, head, time; fewer than a block
         # (tenant, session) -> (time, numbers of the first chunks), least recent first
         self._sessions: dict[tuple[str, str], tuple[float, tuple[int, ...]]] = {}
         self.watermark_s = _NEVER
@@ -109,9 +109,9 @@ class HeatGraph:
                 time_s = arrived_s[index]
             time_s = self._believed(time_s)
             numbers = self._intern(event.tenant, event.chunk_ids, batch)
-            batch.add(numbers, time_s, amount)
-            if kind == SEARCH_PERFORMED:
-                self._link(event, numbers, time_s)
+            batch.add(numbers, time_s, amount, linked=kind == SEARCH_PERFORMED)
+            if event.session is not None and kind == SEARCH_PERFORMED:
+                self._follow(event, numbers, time_s, batch)
             self.events_applied += 1
         self._flush(batch)
 
@@ -133,19 +133,21 @@ class HeatGraph:
     def _intern(self, tenant: str, chunk_ids: Sequence[str], batch: _Batch) -> list[int]:
         """Return the keys' numbers, giving new ones where needed."""
         numbers = self._numbers.setdefault(tenant, {})
-        found = [numbers.get(chunk_id, -1) for chunk_id in chunk_ids]
-        if -1 not in found:
-            return found
-        fresh = len({c for c, n in zip(chunk_ids, found, strict=True) if n < 0})
-        if len(self._keys) + fresh > self.settings.heat_keys_max and self._keys:
+        try:
+            return [numbers[chunk_id] for chunk_id in chunk_ids]
+        except KeyError:
+            pass
+        keys = self._keys
+        if len(keys) + len(chunk_ids) > self.settings.heat_keys_max and keys:
             self._flush(batch)
-            self._drop_coldest(max(len(chunk_ids), int(len(self._keys) * _DROP_RATIO)))
+            self._drop_coldest(max(len(chunk_ids), int(len(keys) * _DROP_RATIO)))
+            keys = self._keys
             numbers = self._numbers.setdefault(tenant, {})
         for chunk_id in chunk_ids:
             if chunk_id not in numbers:
-                numbers[chunk_id] = len(self._keys)
-                self._keys.append((tenant, chunk_id))
-        self._reserve(len(self._keys))
+                numbers[chunk_id] = len(keys)
+                keys.append((tenant, chunk_id))
+        self._reserve(len(keys))
         return [numbers[chunk_id] for chunk_id in chunk_ids]
 
     def _reserve(self, count: int) -> None:
@@ -160,13 +162,23 @@ class HeatGraph:
             self._edges.reserve(room)
 
     def _flush(self, batch: _Batch) -> None:
-        numbers, times, amounts = batch.take()
-        if len(numbers):
-            alive = times > self._deleted[numbers]
-            if not alive.all():
-                numbers, times, amounts = numbers[alive], times[alive], amounts[alive]
-            self._counts.add(numbers, times, amounts)
-            np.maximum.at(self._last, numbers, times)
+        if not batch.sizes:
+            return
+        numbers, times, amounts = batch.accesses()
+        new = batch.edges(numbers, times, self.settings.graph_window_chunks)
+        if len(new[0]):
+            self._loose = (
+                np.concatenate((self._loose[0], new[0])),
+                np.concatenate((self._loose[1], new[1])),
+                np.concatenate((self._loose[2], new[2])),
+            )
+            self._merge_blocks()
+        alive = times > self._deleted[numbers]
+        if not alive.all():
+            numbers, times, amounts = numbers[alive], times[alive], amounts[alive]
+        self._counts.add(numbers, times, amounts)
+        np.maximum.at(self._last, numbers, times)
+        batch.clear()
 
     def _delete(self, event: Event) -> None:
         numbers = self._numbers.get(event.tenant, {})
@@ -180,37 +192,33 @@ class HeatGraph:
         self._edges.clear(gone)
         self.events_applied += 1
 
-    def _link(self, event: Event, numbers: list[int], time_s: float) -> None:
-        """Note what was retrieved together, and what follows what inside the session."""
-        loose = self._loose
-        for gap in range(1, self.settings.graph_window_chunks + 1):
-            for tail, head in zip(numbers, numbers[gap:], strict=False):
-                loose.append((tail, head, time_s, 1.0))
-                loose.append((head, tail, time_s, 1.0))
+    def _follow(self, event: Event, numbers: list[int], time_s: float, batch: _Batch) -> None:
+        """Note what follows what inside the session."""
         width = self.settings.graph_transition_chunks
-        if event.session is not None and width:
-            key = (event.tenant, event.session)
-            before = self._sessions.pop(key, None)
-            if before is not None:
-                silence = time_s - before[0]
-                if 0.0 <= silence <= self.settings.graph_session_gap_s:
-                    for tail in before[1]:
-                        for head in numbers[:width]:
-                            loose.append((tail, head, time_s, 1.0))
-            if before is not None and before[0] > time_s:
-                self._sessions[key] = before
-            else:
-                self._sessions[key] = (time_s, tuple(numbers[:width]))
-            if len(self._sessions) > self.settings.graph_sessions_max:
-                del self._sessions[next(iter(self._sessions))]
-        while len(loose) >= _EDGE_BLOCK:
-            self._merge(loose[:_EDGE_BLOCK])
-            del loose[:_EDGE_BLOCK]
+        if not width:
+            return
+        sessions = self._sessions
+        key = (event.tenant, event.session or "")
+        before = sessions.pop(key, None)
+        first = numbers[:width]
+        if before is None:
+            sessions[key] = (time_s, tuple(first))
+            if len(sessions) > self.settings.graph_sessions_max:
+                del sessions[next(iter(sessions))]
+            return
+        if 0.0 <= time_s - before[0] <= self.settings.graph_session_gap_s:
+            batch.add_transition(before[1], first)
+        sessions[key] = before if before[0] > time_s else (time_s, tuple(first))
 
-    def _merge(self, block: list[tuple[int, int, float, float]]) -> None:
-        if block:
-            tails, heads, times, amounts = _edge_columns(block)
-            self._edges.add(tails, heads, times, amounts)
+    def _merge_blocks(self) -> None:
+        loose = self._loose
+        while len(loose[0]) >= _EDGE_BLOCK:
+            tails, heads, times = loose
+            self._edges.add(
+                tails[:_EDGE_BLOCK], heads[:_EDGE_BLOCK], times[:_EDGE_BLOCK], np.ones(_EDGE_BLOCK)
+            )
+            loose = (tails[_EDGE_BLOCK:], heads[_EDGE_BLOCK:], times[_EDGE_BLOCK:])
+        self._loose = loose
 
     def _drop_coldest(self, count: int) -> None:
         """Forget the ``count`` keys of the least demand; ties go by age of the key's number."""
@@ -231,11 +239,9 @@ class HeatGraph:
         self._keys = [self._keys[i] for i in kept.tolist()]
         self._numbers = _numbered(self._keys)
         renumber = number.tolist()
-        self._loose = [
-            (renumber[t], renumber[h], s, a)
-            for t, h, s, a in self._loose
-            if renumber[t] >= 0 and renumber[h] >= 0
-        ]
+        tails, heads, times = number[self._loose[0]], number[self._loose[1]], self._loose[2]
+        alive = (tails >= 0) & (heads >= 0)
+        self._loose = (tails[alive], heads[alive], times[alive])
         self._sessions = {
             key: (time_s, tuple(renumber[n] for n in numbers if renumber[n] >= 0))
             for key, (time_s, numbers) in self._sessions.items()
@@ -260,11 +266,8 @@ class HeatGraph:
         )
 
     def _loose_edges(self) -> LooseEdges:
-        if not self._loose:
-            empty = np.empty(0, dtype=np.int64)
-            return LooseEdges(empty, empty, np.empty(0))
-        tails, heads, times, amounts = _edge_columns(self._loose)
-        return LooseEdges(tails, heads, self._edges.weight_of(times, amounts))
+        tails, heads, times = self._loose
+        return LooseEdges(tails, heads, self._edges.weight_of(times, np.ones(len(times))))
 
     def _padded_rank(self, count: int) -> Floats:
         rank = np.zeros(count)
@@ -353,7 +356,6 @@ class HeatGraph:
     def to_snapshot(self) -> bytes:
         """Return the whole state; equal state gives equal bytes."""
         count = len(self._keys)
-        loose = _edge_columns(self._loose)
         return pack(
             _KIND,
             {
@@ -376,10 +378,9 @@ class HeatGraph:
                 "rank": self._rank,
                 "edge_targets": self._edges.targets[:count],
                 "edge_weights": self._edges.weights[:count],
-                "loose_tails": loose[0],
-                "loose_heads": loose[1],
-                "loose_times": loose[2],
-                "loose_amounts": loose[3],
+                "loose_tails": self._loose[0],
+                "loose_heads": self._loose[1],
+                "loose_times": self._loose[2],
             },
         )
 
@@ -417,15 +418,7 @@ class HeatGraph:
         graph._edges.weights[:count] = arrays["edge_weights"]
         if values["edge_landmark"] is not None:
             graph._edges.landmark = values["edge_landmark"]
-        graph._loose = list(
-            zip(
-                arrays["loose_tails"].tolist(),
-                arrays["loose_heads"].tolist(),
-                arrays["loose_times"].tolist(),
-                arrays["loose_amounts"].tolist(),
-                strict=True,
-            )
-        )
+        graph._loose = (arrays["loose_tails"], arrays["loose_heads"], arrays["loose_times"])
         graph._sessions = {
             (tenant, session): (time_s, tuple(numbers))
             for tenant, session, time_s, numbers in values["sessions"]
@@ -442,8 +435,8 @@ class HeatGraph:
             raise InputError("a key is numbered twice or not at all")
         if len(self._keys) > max(self.settings.heat_keys_max, CHUNK_IDS_MAX):
             raise InputError(f"{len(self._keys)} keys, at most {self.settings.heat_keys_max}")
-        if len(self._loose) >= _EDGE_BLOCK:
-            raise InputError(f"{len(self._loose)} loose edges, fewer than {_EDGE_BLOCK} expected")
+        if len(self._loose[0]) >= _EDGE_BLOCK:
+            raise InputError(f"{len(self._loose[0])} loose edges, expected below {_EDGE_BLOCK}")
         if len(self._sessions) > self.settings.graph_sessions_max:
             raise InputError(f"{len(self._sessions)} sessions remembered")
         self._counts.check()
@@ -454,38 +447,65 @@ class _Batch:
     """Accesses of events that were interned but are not counted yet."""
 
     def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
         self.numbers: list[int] = []
         self.sizes: list[int] = []
         self.times: list[float] = []
         self.amounts: list[float] = []
+        self.linked: list[bool] = []
+        self.follow_tails: list[int] = []
+        self.follow_heads: list[int] = []
+        self.follow_events: list[int] = []
 
-    def add(self, numbers: list[int], time_s: float, amount: float) -> None:
+    def add(self, numbers: list[int], time_s: float, amount: float, *, linked: bool) -> None:
         self.numbers += numbers
         self.sizes.append(len(numbers))
         self.times.append(time_s)
         self.amounts.append(amount)
+        self.linked.append(linked)
 
-    def take(self) -> tuple[Ints, Floats, Floats]:
+    def add_transition(self, tails: Sequence[int], heads: Sequence[int]) -> None:
+        """Link the last event's first chunks to what came before in its session."""
+        for tail in tails:
+            self.follow_tails += [tail] * len(heads)
+            self.follow_heads += heads
+        self.follow_events += [len(self.sizes) - 1] * (len(tails) * len(heads))
+
+    def accesses(self) -> tuple[Ints, Floats, Floats]:
         sizes = np.array(self.sizes, dtype=np.int64)
         numbers = np.array(self.numbers, dtype=np.int64)
         times = np.repeat(np.array(self.times, dtype=np.float64), sizes)
         amounts = np.repeat(np.array(self.amounts, dtype=np.float64), sizes)
-        self.__init__()  # type: ignore[misc]
         return numbers, times, amounts
 
+    def edges(self, numbers: Ints, times: Floats, window: int) -> tuple[Ints, Ints, Floats]:
+        """Return co-retrievals and transitions in the order of their events.
 
-def _edge_columns(
-    block: list[tuple[int, int, float, float]],
-) -> tuple[Ints, Ints, Floats, Floats]:
-    if not block:
-        return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0), np.empty(0)
-    tails, heads, times, amounts = zip(*block, strict=True)
-    return (
-        np.array(tails, dtype=np.int64),
-        np.array(heads, dtype=np.int64),
-        np.array(times, dtype=np.float64),
-        np.array(amounts, dtype=np.float64),
-    )
+        The order depends on the events alone, so that the blocks cut from it do too.
+        """
+        sizes = np.array(self.sizes, dtype=np.int64)
+        event = np.repeat(np.arange(len(sizes)), sizes)
+        linked = np.repeat(np.array(self.linked, dtype=bool), sizes)
+        tails, heads, events = [], [], []
+        for gap in range(1, window + 1):
+            together = (event[:-gap] == event[gap:]) & linked[:-gap]
+            first, second = numbers[:-gap][together], numbers[gap:][together]
+            tails += [first, second]
+            heads += [second, first]
+            events += [event[:-gap][together]] * 2
+        tails.append(np.array(self.follow_tails, dtype=np.int64))
+        heads.append(np.array(self.follow_heads, dtype=np.int64))
+        events.append(np.array(self.follow_events, dtype=np.int64))
+        of_event = np.concatenate(events)
+        order = np.argsort(of_event, kind="stable")
+        moments = np.array(self.times, dtype=np.float64)[of_event[order]]
+        return np.concatenate(tails)[order], np.concatenate(heads)[order], moments
+
+
+def _no_edges() -> tuple[Ints, Ints, Floats]:
+    return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0)
 
 
 def _numbered(keys: Sequence[ContentKey]) -> dict[str, dict[str, int]]:

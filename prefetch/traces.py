@@ -12,7 +12,7 @@ import lzma
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, Protocol
 
 import numpy as np
 import orjson
@@ -22,6 +22,15 @@ from stoker.errors import InputError
 from stoker.prefetch.events import EventError, decode
 
 NO_SESSION = -1
+
+
+class Lines(Protocol):
+    """An open file of bytes, compressed or not."""
+
+    def __iter__(self) -> Iterator[bytes]: ...
+    def read(self) -> bytes: ...
+
+
 _GZIP_MAGIC = b"\x1f\x8b"
 _XZ_MAGIC = b"\xfd7zXZ\x00"
 
@@ -56,7 +65,7 @@ class _Request:
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[BinaryIO]:
+def _opened(path: Path) -> Iterator[Lines]:
     with contextlib.ExitStack() as stack:
         try:
             file = stack.enter_context(path.open("rb"))
@@ -72,7 +81,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
             yield file
 
 
-def _json_lines(file: BinaryIO, path: Path) -> Iterator[tuple[int, Any]]:
+def _json_lines(file: Lines, path: Path) -> Iterator[tuple[int, Any]]:
     for number, line in enumerate(file, start=1):
         if line.strip():
             try:
@@ -81,7 +90,7 @@ def _json_lines(file: BinaryIO, path: Path) -> Iterator[tuple[int, Any]]:
                 raise InputError(f"{path}, line {number}: not JSON: {error}") from error
 
 
-def _read_ragpulse(file: BinaryIO, path: Path) -> Iterator[_Request]:
+def _read_ragpulse(file: Lines, path: Path) -> Iterator[_Request]:
     for number, row in _json_lines(file, path):
         try:
             yield _Request(
@@ -91,7 +100,7 @@ def _read_ragpulse(file: BinaryIO, path: Path) -> Iterator[_Request]:
             raise InputError(f"{path}, line {number}: not a RAGPulse request: {error}") from error
 
 
-def _read_mooncake(file: BinaryIO, path: Path) -> Iterator[_Request]:
+def _read_mooncake(file: Lines, path: Path) -> Iterator[_Request]:
     for number, row in _json_lines(file, path):
         try:
             yield _Request(float(row["timestamp"]) / 1e3, None, row["hash_ids"])
@@ -99,7 +108,7 @@ def _read_mooncake(file: BinaryIO, path: Path) -> Iterator[_Request]:
             raise InputError(f"{path}, line {number}: not a Mooncake request: {error}") from error
 
 
-def _read_events(file: BinaryIO, path: Path) -> Iterator[_Request]:
+def _read_events(file: Lines, path: Path) -> Iterator[_Request]:
     for number, line in enumerate(file, start=1):
         if not line.strip():
             continue
@@ -143,14 +152,14 @@ def _from_keys(keys: NDArray[np.int64], footprint: int) -> Trace:
     return Trace(keys, None, None, np.arange(len(keys)), footprint)
 
 
-def _read_lines(file: BinaryIO, path: Path) -> Trace:
+def _read_lines(file: Lines, path: Path) -> Trace:
     del path
     words = (line.split(None, 1) for line in file)
     names = [word[0] for word in words if word and word[0] != b"*"]
     return _from_keys(*_numbered(names))
 
 
-def _read_integers(file: BinaryIO, path: Path, dtype: str) -> Trace:
+def _read_integers(file: Lines, path: Path, dtype: str) -> Trace:
     data = file.read()
     size = np.dtype(dtype).itemsize
     if len(data) % size:
@@ -163,7 +172,7 @@ def _read_integers(file: BinaryIO, path: Path, dtype: str) -> Trace:
     return _from_keys(rank[inverse], len(order))
 
 
-_READERS: dict[str, Callable[[BinaryIO, Path], Trace]] = {
+_READERS: dict[str, Callable[[Lines, Path], Trace]] = {
     "ragpulse": lambda file, path: _from_requests(_read_ragpulse(file, path)),
     "mooncake": lambda file, path: _from_requests(_read_mooncake(file, path)),
     "events": lambda file, path: _from_requests(_read_events(file, path)),
