@@ -318,6 +318,8 @@ class DocumentStore:
     ) -> Iterator[Change]:
         """Yield the newest change of each document with ``after`` < offset <= ``upto``, rising.
 
+        All of them as they stood when the first was read; `close` waits for the end.
+
         Args:
             after: Offset to start behind.
             upto: Offset to stop at; None means the newest.
@@ -338,14 +340,19 @@ class DocumentStore:
             f" ORDER BY d.change_offset LIMIT {part or _PART}"
         )
         last = upto if upto is not None else (1 << 63) - 1
-        while True:
-            rows = self._query(statement, (after, last))
-            for row in rows:
-                change = self._decode(row, bodies)
-                after = change.change_offset
-                yield change
-            if len(rows) < (part or _PART):
-                return
+        with self._borrowed() as connection:
+            # One snapshot for all parts: a writer that commits in between is seen whole or not.
+            with _translated(self._path):
+                connection.execute("BEGIN")
+            while True:
+                with _translated(self._path):
+                    rows = connection.execute(statement, (after, last)).fetchall()
+                for row in rows:
+                    change = self._decode(row, bodies)
+                    after = change.change_offset
+                    yield change
+                if len(rows) < (part or _PART):
+                    return
 
     def documents(self, tenant: str, ids: Sequence[DocumentId]) -> list[Document | None]:
         """Return each id's document, None where there is none."""
@@ -460,21 +467,28 @@ class DocumentStore:
         return rows[0][0] if rows else None
 
     def _query(self, statement: str, parameters: Sequence[Any]) -> list[Any]:
-        """Run one read on a connection of its own and return all rows."""
+        """Run one read and return all rows."""
+        with self._borrowed() as connection, _translated(self._path):
+            return connection.execute(statement, parameters).fetchall()
+
+    @contextlib.contextmanager
+    def _borrowed(self) -> Iterator[sqlite3.Connection]:
+        """Lend a reading connection; a transaction that was begun on it ends with the block."""
         with self._readers_changed:
             if self._closed:
                 raise StorageUnavailable(f"{self._path}: closed")
             connection = self._idle.pop() if self._idle else None
             self._busy_count += 1
         try:
-            with _translated(self._path):
-                if connection is None:
+            if connection is None:
+                with _translated(self._path):
                     connection = _connect(self._path, writable=False)
-                return connection.execute(statement, parameters).fetchall()
+            yield connection
         finally:
+            keep = connection is not None and _ended(connection)
             with self._readers_changed:
                 self._busy_count -= 1
-                if connection is not None and len(self._idle) < _IDLE_READERS_MAX:
+                if connection is not None and keep and len(self._idle) < _IDLE_READERS_MAX:
                     self._idle.append(connection)
                 elif connection is not None:
                     connection.close()
@@ -492,6 +506,16 @@ class DocumentStore:
             if self._writer is not None:
                 self._writer.close()
                 self._writer = None
+
+
+def _ended(connection: sqlite3.Connection) -> bool:
+    """End a read's transaction; False where the connection is no longer good for another."""
+    try:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+    except sqlite3.Error:
+        return False
+    return True
 
 
 def _newest_only(changes: Sequence[Change]) -> list[Change]:
