@@ -156,11 +156,21 @@ def fill(path: Path, count: int = 60) -> None:
     store.close()
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_a_damaged_file_is_an_error_never_a_wrong_row(path: Path, seed: int) -> None:
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("filled") / "documents.db"
+    DocumentStore.create(path, dim=DIM)
     fill(path)
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_damaged_file_is_an_error_never_a_wrong_row(
+    tmp_path: Path, filled: bytes, seed: int
+) -> None:
+    path = tmp_path / "documents.db"
     rng = np.random.default_rng(seed)
-    data = bytearray(path.read_bytes())
+    data = bytearray(filled)
     if seed % 3 == 0:
         del data[int(rng.integers(0, len(data))) :]
     else:
