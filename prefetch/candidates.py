@@ -38,6 +38,10 @@ class Candidate:
         """Take one access; return whether it hit. A miss may or may not admit the key."""
         raise NotImplementedError
 
+    def keys(self) -> list[Hashable]:
+        """Return what is inside, roughly from the least to the most worth keeping."""
+        raise NotImplementedError
+
     def __contains__(self, key: Hashable) -> bool:
         raise NotImplementedError
 
@@ -56,6 +60,9 @@ class Lru(Candidate):
 
     def __contains__(self, key: Hashable) -> bool:
         return key in self._queue
+
+    def keys(self) -> list[Hashable]:
+        return list(self._queue)
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -90,6 +97,9 @@ class S3Fifo(Candidate):
 
     def __contains__(self, key: Hashable) -> bool:
         return key in self._main or key in self._small
+
+    def keys(self) -> list[Hashable]:
+        return [*self._small, *self._main]
 
     def __len__(self) -> int:
         return len(self._main) + len(self._small)
@@ -157,6 +167,9 @@ class Sieve(Candidate):
     def __contains__(self, key: Hashable) -> bool:
         return key in self._visited
 
+    def keys(self) -> list[Hashable]:
+        return list(self._visited)
+
     def __len__(self) -> int:
         return len(self._visited)
 
@@ -215,6 +228,9 @@ class Arc(Candidate):
 
     def __contains__(self, key: Hashable) -> bool:
         return key in self._once or key in self._again
+
+    def keys(self) -> list[Hashable]:
+        return [*self._once, *self._again]
 
     def __len__(self) -> int:
         return len(self._once) + len(self._again)
@@ -290,6 +306,9 @@ class WTinyLfu(Candidate):
     def __contains__(self, key: Hashable) -> bool:
         return key in self._protected or key in self._probation or key in self._window
 
+    def keys(self) -> list[Hashable]:
+        return [*self._window, *self._probation, *self._protected]
+
     def __len__(self) -> int:
         return len(self._window) + len(self._protected) + len(self._probation)
 
@@ -362,6 +381,9 @@ class DecayedFrequency(Candidate):
 
     def __contains__(self, key: Hashable) -> bool:
         return key in self._level
+
+    def keys(self) -> list[Hashable]:
+        return sorted(self._level, key=self._level.__getitem__)
 
     def __len__(self) -> int:
         return len(self._level)

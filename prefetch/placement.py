@@ -30,11 +30,14 @@ class Decision:
         hit: Whether the key was resident.
         admitted: Whether a miss made it resident (it may still be, when the request closes).
         evicted: The key that made room, or None.
+        ahead: Keys to load ahead now, and for each the key that makes room: after a change of
+            the acting policy, so that the content follows.
     """
 
     hit: bool
     admitted: bool
     evicted: Hashable | None
+    ahead: tuple[tuple[Hashable, Hashable], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -64,8 +67,9 @@ class StokerPolicy:
         *,
         swap_gain: float = 1.25,
         area_ratio: float = 0.25,
-        mini_capacity: int = 4096,
-        switch_cost: float = 0.1,
+        mini_capacity: int = 16_384,
+        switch_cost: float = 0.08,
+        refetch_per_miss: int = 2,
         forecast_capacity_max: int = 250_000,
     ) -> None:
         if capacity < 1:
@@ -73,16 +77,30 @@ class StokerPolicy:
         self.capacity = capacity
         self._swap_gain = swap_gain
         self._area_ratio = area_ratio
-        self._mini_capacity = mini_capacity
-        self._switch_cost = switch_cost
         self._forecast_capacity_max = forecast_capacity_max
         self._forecast: ForecastCache | None = None
-        self.arena = Arena(capacity, mini_capacity=mini_capacity, switch_cost=switch_cost)
+        self.arena = Arena(
+            capacity,
+            mini_capacity=mini_capacity,
+            switch_cost=switch_cost,
+            refetch_per_miss=refetch_per_miss,
+        )
         self.prefetch = PrefetchAccount()
         self._asked: dict[Hashable, None] = {}
         self._session: Hashable | None = None
         self._time_s = 0.0
-        self.prefetch_enabled = True
+        self._refetch_per_miss = refetch_per_miss
+        self._prefetch_enabled = True
+
+    @property
+    def prefetch_enabled(self) -> bool:
+        """Whether anything is loaded that was not asked for; may be set at any time."""
+        return self._prefetch_enabled
+
+    @prefetch_enabled.setter
+    def prefetch_enabled(self, enabled: bool) -> None:
+        self._prefetch_enabled = enabled
+        self.arena.refetch_per_miss = self._refetch_per_miss if enabled else 0
 
     @property
     def active(self) -> str:
@@ -111,24 +129,34 @@ class StokerPolicy:
             time_s: Unix seconds of the request.
         """
         if session is None and self._forecast is None:
-            hit, admitted, evicted = self.arena.access(key)
-            return Decision(hit, admitted, evicted)
+            # Without requests, the order of accesses is the only clock.
+            return self._access(key, float(self.arena.accesses), repeated=False)
         if self._asked and (session != self._session or time_s != self._time_s):
             self.close_request()
         if self._forecast is None and not self._start_forecast():
-            hit, admitted, evicted = self.arena.access(key)
-            return Decision(hit, admitted, evicted)
+            return self._access(key, time_s, repeated=False)
         self._session, self._time_s = session, time_s
         repeated = key in self._asked
         self._asked[key] = None
-        hit, admitted, evicted = self.arena.access(key)
-        if evicted is not None:
-            self.prefetch.evicted(evicted)
-        if hit:
-            hit = self.prefetch.hit(key, time_s)
-        else:
-            self.prefetch.missed(key)
-        return Decision(hit or repeated, admitted, evicted)
+        return self._access(key, time_s, repeated=repeated)
+
+    def _access(self, key: Hashable, clock: float, *, repeated: bool) -> Decision:
+        account, arena = self.prefetch, self.arena
+        hit, admitted, evicted = arena.access(key)
+        if account.pending:
+            if evicted is not None:
+                account.evicted(evicted)
+            if hit:
+                hit = account.hit(key, clock)
+            else:
+                account.missed(key)
+        ahead: tuple[tuple[Hashable, Hashable], ...] = ()
+        if arena.refetched:
+            ahead = tuple(arena.refetched)
+            for brought, victim in ahead:
+                account.evicted(victim)
+                account.issued(brought, victim, clock)
+        return Decision(hit or repeated, admitted, evicted, ahead)
 
     def _start_forecast(self) -> bool:
         """Let the forecast compete, if the cache is small enough for it and still cold enough."""
@@ -154,7 +182,7 @@ class StokerPolicy:
         if forecast is None or not asked:
             return []
         gone, came = forecast.close(
-            list(asked), self._session, self._time_s, swap=self.prefetch_enabled
+            list(asked), self._session, self._time_s, swap=self._prefetch_enabled
         )
         moves: list[Move] = []
         if self.arena.forecast_acts:

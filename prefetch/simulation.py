@@ -129,14 +129,18 @@ def run_stoker(trace: Trace, capacity: int) -> tuple[NDArray[np.bool_], list[int
     if trace.sessions is None or trace.times_s is None:
         access = policy.access
         for at, key in enumerate(keys):
-            hits[at] = access(key).hit
+            decision = access(key)
+            hits[at] = decision.hit
+            ahead += [at] * len(decision.ahead)
         return hits, ahead, policy
     sessions, times = trace.sessions.tolist(), trace.times_s.tolist()
     requests = trace.requests.tolist()
     last = len(keys) - 1
     for at, key in enumerate(keys):
         session = None if sessions[at] == NO_SESSION else sessions[at]
-        hits[at] = policy.access(key, session=session, time_s=times[at]).hit
+        decision = policy.access(key, session=session, time_s=times[at])
+        hits[at] = decision.hit
+        ahead += [at] * len(decision.ahead)
         if at == last or requests[at + 1] != requests[at]:
             ahead += [at for move in policy.close_request() if move.ahead]
     return hits, ahead, policy

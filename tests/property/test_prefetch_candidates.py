@@ -34,6 +34,7 @@ def test_capacity_and_the_key_that_left(
             assert cache.gone is None
         assert {k for k in range(16) if k in cache} == inside
         assert len(cache) == len(inside) <= capacity
+        assert sorted(cache.keys()) == sorted(inside)  # type: ignore[type-var]
 
 
 @given(keys=st.lists(st.integers(0, 15), max_size=200), capacity=st.integers(1, 9))
