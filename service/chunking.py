@@ -11,6 +11,8 @@ import dataclasses
 import re
 from collections.abc import Iterator, Sequence
 
+from stoker.errors import InputError
+
 # An overlong "word" (base64, minified script) is cut too: it would otherwise be one huge passage.
 _WORD_LETTERS_MAX = 400
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z0-9\"'(`])")
@@ -90,7 +92,7 @@ def pack_paragraphs(paragraphs: Sequence[str], *, words: int) -> list[str]:
         Pieces in order, none empty, none above 1.34 × ``words`` words.
     """
     if words < 1:
-        raise ValueError(f"words must be at least 1, got {words}")
+        raise InputError(f"words: expected at least 1, found {words}")
     pieces: list[str] = []
     held: list[str] = []
     for unit in _units(paragraphs, words):

@@ -132,6 +132,24 @@ def test_an_interrupted_preparation_is_done_again(
     assert "kept from the last run" not in shown
 
 
+@pytest.mark.kafka
+def test_events_take_the_same_way_through_a_broker_twice(
+    demo: Callable[..., tuple[DemoResult, str]], network: WordNetwork, broker: Any
+) -> None:
+    plain, _ = demo()
+    for _ in range(2):  # the broker still holds the first run's events when the second starts
+        result, shown = demo(kafka=broker.bootstrap)
+        assert f"through Kafka at {broker.bootstrap}" in shown
+        ours = [run["record"] for run in result.document["runs"]][-1]
+        assert ours["mode"] == "stoker"
+        assert ours["receipt"]["heat_keys"] >= _heat_keys(plain)
+
+
+def _heat_keys(result: DemoResult) -> int:
+    keys: int = result.document["runs"][-1]["record"]["receipt"]["heat_keys"]
+    return keys
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
