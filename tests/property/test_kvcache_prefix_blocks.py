@@ -1,0 +1,216 @@
+"""The block tree against a list of token lists: what matches, what is shared, what is kept."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from stoker.errors import InputError
+from stoker.kvcache.language_model import Kv
+from stoker.kvcache.prefix_blocks import (
+    BlockHash,
+    BlocksFull,
+    PrefixBlocks,
+    SequenceId,
+    block_hash,
+    root_hash,
+)
+from stoker.kvcache.prefix_tier import FileTier
+
+BLOCK = 2
+TOKENS = st.lists(st.integers(0, 2), max_size=9)
+
+
+def kv_of(token_ids: list[int], start: int) -> Kv:
+    """KV whose numbers say which token stands where, so that a wrong slice is seen."""
+    count = len(token_ids)
+    line = np.array(token_ids, np.float32) + 10 * np.arange(start, start + count)
+    keys = np.broadcast_to(line[None, None, :, None], (2, 1, count, 4)).astype(np.float32)
+    return Kv(np.array(token_ids, np.int32), keys, -keys, start)
+
+
+class DictTier:
+    """A tier below that loses a block now and then."""
+
+    def __init__(self) -> None:
+        self.kept: dict[BlockHash, Kv] = {}
+        self.gets = 0
+
+    def put(self, found: BlockHash, kv: Kv) -> None:
+        self.kept[found] = kv
+
+    def get(self, found: BlockHash) -> Kv | None:
+        self.gets += 1
+        return None if self.gets % 5 == 0 else self.kept[found]
+
+    def drop(self, found: BlockHash) -> None:
+        del self.kept[found]
+
+
+class PrefixMachine(RuleBasedStateMachine):
+    """Sequences of two tenants begin, grow, fork and end, in a cache of a few blocks."""
+
+    @initialize(host=st.sampled_from([3, 6, 200]), nvme=st.sampled_from([0, 4]))
+    def start(self, host: int, nvme: int) -> None:
+        self.lower = DictTier()
+        self.cache = PrefixBlocks(
+            block_tokens=BLOCK, host_blocks_max=host, nvme_blocks_max=nvme, lower=self.lower
+        )
+        self.host = host
+        self.roots = [
+            root_hash(model_id="m", tenant=tenant, block_tokens=BLOCK) for tenant in ("a", "b")
+        ]
+        self.open: dict[SequenceId, tuple[int, list[int]]] = {}
+        self.stored: set[tuple[int, tuple[int, ...]]] = set()  # whole-block prefixes ever stored
+
+    def note(self, tenant: int, tokens: list[int]) -> None:
+        for stop in range(BLOCK, len(tokens) + 1, BLOCK):
+            self.stored.add((tenant, tuple(tokens[:stop])))
+
+    @rule(tenant=st.integers(0, 1), tokens=TOKENS)
+    def begin(self, tenant: int, tokens: list[int]) -> None:
+        match = self.cache.match(self.roots[tenant], tokens)
+        assert (tenant, tuple(tokens[: match.tokens])) in self.stored or match.tokens == 0
+        if self.host == 200:  # nothing is ever evicted: the longest stored prefix must match
+            longest = max(
+                n for n in range(0, len(tokens) + 1, BLOCK)
+                 if n == 0 or (tenant, tuple(tokens[:n])) in self.stored
+            )  # fmt: skip
+            assert match.tokens == longest
+        identity, reused = self.cache.begin(self.roots[tenant], tokens)
+        assert reused <= match.tokens + match.partial_tokens
+        assert self.cache.token_ids_of(identity) == tokens[:reused]
+        self.open[identity] = (tenant, tokens[:reused])
+        self.grow(identity, tokens[reused:])
+
+    def grow(self, identity: SequenceId, tokens: list[int]) -> None:
+        tenant, held = self.open[identity]
+        try:
+            self.cache.extend(identity, tokens, kv_of(tokens, len(held)))
+        except BlocksFull:
+            whole = self.cache.token_ids_of(identity)
+            assert whole == (held + tokens)[: len(whole)] or len(whole) >= len(held)
+            self.open[identity] = (tenant, whole)
+            self.note(tenant, whole)
+            self.end(identity)
+            return
+        self.open[identity] = (tenant, held + tokens)
+        self.note(tenant, held + tokens)
+
+    @rule(pick=st.integers(0, 50), tokens=TOKENS)
+    def extend(self, pick: int, tokens: list[int]) -> None:
+        if self.open:
+            self.grow(list(self.open)[pick % len(self.open)], tokens)
+
+    @rule(pick=st.integers(0, 50))
+    def fork(self, pick: int) -> None:
+        if self.open:
+            identity = list(self.open)[pick % len(self.open)]
+            self.open[self.cache.fork(identity)] = self.open[identity]
+
+    @rule(pick=st.integers(0, 50))
+    def end_one(self, pick: int) -> None:
+        if self.open:
+            self.end(list(self.open)[pick % len(self.open)])
+
+    def end(self, identity: SequenceId) -> None:
+        self.cache.end(identity)
+        del self.open[identity]
+        with pytest.raises(InputError):
+            self.cache.end(identity)
+
+    @rule(weight=st.floats(0, 10), tenant=st.integers(0, 1))
+    def predict(self, weight: float, tenant: int) -> None:
+        self.cache.predict({block_hash(self.roots[tenant], [0, 0]): weight})
+
+    @invariant()
+    def holds(self) -> None:
+        if not hasattr(self, "cache"):
+            return
+        self.cache.check()
+        for identity, (_, tokens) in self.open.items():
+            assert self.cache.token_ids_of(identity) == tokens
+            kv = self.cache.kv_of(identity)
+            if tokens and kv is not None:
+                expected = kv_of(tokens, 0)
+                np.testing.assert_array_equal(kv.keys, expected.keys)
+                np.testing.assert_array_equal(kv.values, expected.values)
+            else:
+                assert not tokens
+
+
+PrefixMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+TestPrefixBlocks = PrefixMachine.TestCase
+
+
+def test_tenants_models_and_adapters_never_share() -> None:
+    parts = itertools.product(("m", "n"), ("a", "b"), ("", "x"))
+    roots = {root_hash(model_id=m, tenant=t, adapter=x, block_tokens=BLOCK) for m, t, x in parts}
+    assert len(roots) == 8
+    assert root_hash(model_id="ab", tenant="c", block_tokens=2) != root_hash(
+        model_id="a", tenant="bc", block_tokens=2
+    )
+    cache = PrefixBlocks(block_tokens=BLOCK, host_blocks_max=50)
+    one, other = (root_hash(model_id="m", tenant=t, block_tokens=BLOCK) for t in ("a", "b"))
+    identity, _ = cache.begin(one, [])
+    cache.extend(identity, [1, 2, 3, 4])
+    assert cache.match(other, [1, 2, 3, 4]).tokens == 0
+    assert cache.match(other, [1, 2, 3, 4]).partial_tokens == 0
+    assert cache.match(one, [1, 2, 3, 9]).partial_tokens == 1
+
+
+def test_what_is_shared_or_predicted_outlives_what_is_recent() -> None:
+    cache = PrefixBlocks(block_tokens=BLOCK, host_blocks_max=6)
+    root = root_hash(model_id="m", tenant="a", block_tokens=BLOCK)
+
+    def ask(tokens: list[int]) -> int:
+        identity, reused = cache.begin(root, tokens)
+        cache.extend(identity, tokens[reused:])
+        cache.end(identity)
+        return reused
+
+    for _ in range(4):
+        ask([1, 1])
+    ask([2, 2])
+    cache.predict({block_hash(root, [2, 2]): 3.0})
+    for number in range(3, 40):
+        ask([number, number])
+    assert ask([1, 1]) == 2
+    assert ask([2, 2]) == 2
+    assert ask([3, 3]) == 0
+
+
+def test_blocks_move_down_under_pressure_and_come_back_equal(tmp_path: Path) -> None:
+    pytest.importorskip("safetensors")
+    tier = FileTier(tmp_path, model_id="m")
+    cache = PrefixBlocks(block_tokens=BLOCK, host_blocks_max=4, nvme_blocks_max=20, lower=tier)
+    root = root_hash(model_id="m", tenant="a", block_tokens=BLOCK)
+    prompts = [[number, 1, number, 2] for number in range(6)]
+    for tokens in prompts:
+        identity, _ = cache.begin(root, tokens)
+        cache.extend(identity, tokens, kv_of(tokens, 0))
+        cache.end(identity)
+        cache.check()
+        assert cache.counts().host <= 4
+    assert cache.counts().removed == 0
+    assert cache.counts().nvme == 12 - cache.counts().host == len(list(tmp_path.iterdir()))
+    for tokens in prompts:
+        identity, reused = cache.begin(root, tokens)
+        assert reused == 4
+        kv = cache.kv_of(identity)
+        assert kv is not None
+        np.testing.assert_array_equal(kv.keys, kv_of(tokens, 0).keys)
+        cache.end(identity)
+        cache.check()
+    for path in tmp_path.iterdir():
+        path.write_bytes(b"damage")
+    identity, reused = cache.begin(root, prompts[0])
+    assert reused < 4
+    assert cache.token_ids_of(identity) == prompts[0][:reused]
+    assert not list((FileTier(tmp_path, model_id="m")._folder).iterdir())
