@@ -70,7 +70,7 @@ class Arena:
         capacity: int,
         *,
         candidates: Sequence[type[Candidate]] = CANDIDATES,
-        mini_capacity: int = 4096,
+        mini_capacity: int = 65_536,
         half_life_ratio: float = 10.0,
         block_accesses: int = 64,
         switch_cost: float = 0.08,

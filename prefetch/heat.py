@@ -27,6 +27,7 @@ from stoker.prefetch.events import (
 from stoker.prefetch.graph import EdgeTable
 from stoker.prefetch.pagerank import LooseEdges, pagerank
 from stoker.prefetch.protocols import ContentKey
+from stoker.prefetch.rank_tracker import RankTracker, personalised_pagerank
 from stoker.prefetch.score import heat_score, log_share, recency
 from stoker.prefetch.settings import PrefetchSettings
 from stoker.prefetch.snapshot import SnapshotCorrupt, pack, unpack
@@ -34,7 +35,7 @@ from stoker.prefetch.snapshot import SnapshotCorrupt, pack, unpack
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-_KIND = "heat graph 1"
+_KIND = "heat graph 2"
 # Edges go into the table in blocks of exactly so many, whatever batches the events came in.
 _EDGE_BLOCK = 4096
 _DROP_RATIO = 0.1
@@ -62,6 +63,7 @@ class HeatGraph:
         self._last = np.full(1024, _NEVER)  # newest access, Unix seconds
         self._deleted = np.full(1024, _NEVER)  # newest deletion, Unix seconds
         self._rank = np.zeros(0)
+        self._tracker: RankTracker | None = None  # only once there are many keys
         self._loose = _no_edges()  # tail, head, time; fewer than a block
         # (tenant, session) -> (time, numbers of the first chunks), least recent first
         self._sessions: dict[tuple[str, str], tuple[float, tuple[int, ...]]] = {}
@@ -189,7 +191,11 @@ class HeatGraph:
         self._deleted[rows] = np.maximum(self._deleted[rows], time_s)
         self._counts.clear(gone)
         self._last[gone] = _NEVER
-        self._edges.clear(gone)
+        if self._tracker is None:
+            self._edges.clear(gone)
+        else:
+            self._tracker.grow(len(self._keys))
+            self._tracker.clear(gone)
         self.events_applied += 1
 
     def _follow(self, event: Event, numbers: list[int], time_s: float, batch: _Batch) -> None:
@@ -214,9 +220,17 @@ class HeatGraph:
         loose = self._loose
         while len(loose[0]) >= _EDGE_BLOCK:
             tails, heads, times = loose
-            self._edges.add(
-                tails[:_EDGE_BLOCK], heads[:_EDGE_BLOCK], times[:_EDGE_BLOCK], np.ones(_EDGE_BLOCK)
+            block = (
+                tails[:_EDGE_BLOCK],
+                heads[:_EDGE_BLOCK],
+                times[:_EDGE_BLOCK],
+                np.ones(_EDGE_BLOCK),
             )
+            if self._tracker is None:
+                self._edges.add(*block)
+            else:
+                self._tracker.grow(len(self._keys))
+                self._tracker.add_edges(*block)
             loose = (tails[_EDGE_BLOCK:], heads[_EDGE_BLOCK:], times[_EDGE_BLOCK:])
         self._loose = loose
 
@@ -230,6 +244,7 @@ class HeatGraph:
         number[kept] = np.arange(len(kept))
         self._counts.keep(kept)
         self._edges.keep(kept)
+        self._tracker = None
         for name in ("_last", "_deleted"):
             old = getattr(self, name)
             new = np.full_like(old, _NEVER)
@@ -250,20 +265,56 @@ class HeatGraph:
     # ---- scores out -----------------------------------------------------------------------------
 
     def tick(self, now_s: float) -> None:
-        """Bring PageRank up to date with the edges. Changes nothing that `apply` keeps."""
+        """Bring PageRank up to date with the edges. Changes nothing that `apply` keeps.
+
+        Few keys are solved anew, by power iteration from the last result. Many are tracked: a
+        tick pushes what has changed, walks a bounded number of edges, and the next goes on.
+        """
         del now_s  # edges decay in proportion, so PageRank does not depend on the hour
         count = len(self._keys)
+        config = self.settings
         if count == 0:
             return
-        start = self._padded_rank(count) + 1e-12
+        if count > config.pagerank_exact_keys_max:
+            if self._tracker is None:
+                self._tracker = RankTracker(self._edges, count, damping=config.pagerank_damping)
+            self._tracker.grow(count)
+            self._tracker.push(edges_max=config.pagerank_tick_edges_max)
+            self._rank = self._tracker.rank()
+            return
+        self._tracker = None
         self._rank = pagerank(
             self._edges,
             count,
-            start=start,
-            damping=self.settings.pagerank_damping,
-            tolerance=self.settings.pagerank_tolerance,
+            start=self._padded_rank(count) + 1e-12,
+            damping=config.pagerank_damping,
+            tolerance=config.pagerank_tolerance,
             loose=self._loose_edges(),
         )
+
+    def related(
+        self, now_s: float, *, minutes: float = 5.0, seeds_max: int = 64, limit: int = 100
+    ) -> dict[ContentKey, float]:
+        """Return what the chunks of the last minutes lead to: personalised PageRank.
+
+        Args:
+            now_s: Unix seconds; a time before the newest event counts as that event's.
+            minutes: How far back a chunk may have been accessed last to be a seed.
+            seeds_max: At most so many seeds, the most recent first.
+            limit: At most so many keys are returned, the largest first.
+
+        Returns:
+            Content key -> probability, seeds included; deleted keys left out.
+        """
+        last = self._last[: len(self._keys)]
+        recent = np.flatnonzero(last >= max(now_s, self._newest()) - 60.0 * minutes)
+        if len(recent) > seeds_max:
+            recent = recent[np.argsort(-last[recent], kind="stable")[:seeds_max]]
+        seeds = dict.fromkeys(recent.tolist(), 1.0)
+        mass, _ = personalised_pagerank(self._edges, seeds, damping=self.settings.pagerank_damping)
+        ranked = sorted(mass.items(), key=lambda item: (-item[1], item[0]))
+        alive = [(row, value) for row, value in ranked if last[row] != _NEVER]
+        return {self._keys[row]: value for row, value in alive[:limit]}
 
     def _loose_edges(self) -> LooseEdges:
         tails, heads, times = self._loose
@@ -368,6 +419,7 @@ class HeatGraph:
                 "ahead": self._ahead,
                 "events_applied": self.events_applied,
                 "edge_landmark": None if self._edges.landmark == _NEVER else self._edges.landmark,
+                "tracked": self._tracker is not None,
                 "half_lives": [self.settings.heat_decay, self.settings.heat_half_life_s],
             },
             {
@@ -376,6 +428,10 @@ class HeatGraph:
                 "last": self._last[:count],
                 "deleted": self._deleted[:count],
                 "rank": self._rank,
+                "tracker_x": np.empty(0) if self._tracker is None else self._tracker.x,
+                "tracker_residual": (
+                    np.empty(0) if self._tracker is None else self._tracker.residual
+                ),
                 "edge_targets": self._edges.targets[:count],
                 "edge_weights": self._edges.weights[:count],
                 "loose_tails": self._loose[0],
@@ -418,6 +474,11 @@ class HeatGraph:
         graph._edges.weights[:count] = arrays["edge_weights"]
         if values["edge_landmark"] is not None:
             graph._edges.landmark = values["edge_landmark"]
+        if values["tracked"]:
+            tracker = RankTracker(graph._edges, 0, damping=config.pagerank_damping)
+            tracker.x, tracker.residual = arrays["tracker_x"], arrays["tracker_residual"]
+            tracker.count = len(tracker.x)
+            graph._tracker = tracker
         graph._loose = (arrays["loose_tails"], arrays["loose_heads"], arrays["loose_times"])
         graph._sessions = {
             (tenant, session): (time_s, tuple(numbers))

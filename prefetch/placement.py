@@ -67,7 +67,7 @@ class StokerPolicy:
         *,
         swap_gain: float = 1.25,
         area_ratio: float = 0.25,
-        mini_capacity: int = 16_384,
+        mini_capacity: int = 65_536,
         switch_cost: float = 0.08,
         refetch_per_miss: int = 2,
         forecast_capacity_max: int = 250_000,

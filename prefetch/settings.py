@@ -87,6 +87,13 @@ class PrefetchSettings:
     pagerank_tolerance: float = _setting(
         1e-6, "L1 change below which PageRank has converged. Probability mass."
     )
+    pagerank_exact_keys_max: int = _setting(
+        20_000,
+        "Up to so many keys PageRank is solved anew each tick; beyond, it is tracked. Count.",
+    )
+    pagerank_tick_edges_max: int = _setting(
+        1_000_000, "Edges that a tick may walk to bring PageRank up to date: about 20 ms. Count."
+    )
     plan_round_bytes: int = _setting(
         16 << 20,
         "A warm-up's load calls are cut at this size, so that a deadline hits evenly. Bytes.",
@@ -130,6 +137,8 @@ class PrefetchSettings:
             "graph_window_chunks",
             "heat_jump_events",
             "graph_sessions_max",
+            "pagerank_exact_keys_max",
+            "pagerank_tick_edges_max",
             "plan_round_bytes",
         ):
             if not getattr(self, name) >= 1:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -14,6 +16,7 @@ from stoker.prefetch.events import (
     Event,
 )
 from stoker.prefetch.heat import HeatGraph
+from stoker.prefetch.pagerank import pagerank
 from stoker.prefetch.settings import PrefetchSettings
 from stoker.prefetch.snapshot import SnapshotCorrupt
 
@@ -175,6 +178,35 @@ def test_restored_graph_continues_as_if_never_stopped() -> None:
     broken.tick(T0)
     broken.check()
     assert broken.to_snapshot() == whole.to_snapshot()
+
+
+def test_many_keys_are_tracked_exactly_enough_and_restored() -> None:
+    events = stream(3000, seed=8)
+    tracked = HeatGraph(dataclasses.replace(SMALL, pagerank_exact_keys_max=10))
+    for start in range(0, len(events), 500):
+        tracked.apply(events[start : start + 500])
+        tracked.tick(T0)
+        copy = HeatGraph.from_snapshot(tracked.to_snapshot(), tracked.settings)
+        assert copy.to_snapshot() == tracked.to_snapshot()
+        tracked = copy
+    count = tracked.key_count
+    exact = pagerank(tracked._edges, count, tolerance=1e-12, steps_max=500)
+    assert np.abs(tracked._rank - exact).sum() < 0.01
+    assert all(0.0 <= score <= 1.0 for score in tracked.scores(T0 + 9000).values())
+
+
+def test_related_follows_the_edges_from_what_was_just_asked() -> None:
+    graph = HeatGraph(SMALL)
+    turns = [("a", "b"), ("c", "d")]
+    for i in range(1500):
+        session = f"s{i // 2}"
+        graph.apply([event(T0 + 10.0 * i, *turns[i % 2], session=session)])
+    graph.apply([event(T0 + 1e6 + i, "lone") for i in range(9)])
+    graph.apply([event(T0 + 1e6 + 3000.0, "a")])
+    found = graph.related(T0 + 1e6 + 3000.0, minutes=5.0)
+    assert set(found) == {("t", "a"), ("t", "b"), ("t", "c"), ("t", "d")}
+    assert 0.9 < sum(found.values()) <= 1.0 + 1e-9
+    assert graph.related(T0 + 2e6) == {}
 
 
 def test_keys_are_bounded_and_the_hot_stay() -> None:

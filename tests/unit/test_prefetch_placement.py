@@ -75,7 +75,7 @@ def test_a_switch_has_to_pay() -> None:
     assert arena.switches == []
 
 
-@pytest.mark.parametrize("mini_capacity", [16, 4096])
+@pytest.mark.parametrize("mini_capacity", [16, 65_536])
 def test_invariants_hold_on_mixed_traffic(mini_capacity: int) -> None:
     rng = np.random.default_rng(5)
     arena = Arena(40, mini_capacity=mini_capacity)
