@@ -19,6 +19,7 @@ import hnswlib
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.errors import CorruptError
 from stoker.index.document_values import Change, DocumentId
 from stoker.index.exact import Metric, row_terms, score_pairs, search_exact, top
 from stoker.index.filters import Fields, Filter, flatten, matches
@@ -33,6 +34,10 @@ _EF_SEARCH: Final = 128
 _FILTERS_KEPT_MAX: Final = 64
 _PROBES: Final = 64
 _PROBE_K: Final = 10
+
+
+class VectorMissing(CorruptError):
+    """A change in the log lacks the vector that it must have; `stoker repair` leaves it out."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,7 +194,10 @@ class Delta:
                 self._alive[old] = False
             if not change.deleted:
                 if change.vector is None:
-                    raise ValueError(f"change {change.change_offset} carries no vector")
+                    raise VectorMissing(
+                        f"change {change.change_offset} ({change.tenant}/{change.id}): its vector "
+                        "is missing, and no segment has it yet"
+                    )
                 fields = flatten(change.tenant, change.metadata)
                 self._append(change.change_offset, key, change.vector, fields)
 

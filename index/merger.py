@@ -120,8 +120,8 @@ class Merger:
                 # Rewriting with newer heat moves pages, even where no row has changed.
                 if not has_work(view, chosen) and not (full and heat and chosen):
                     return MergeReport(view.generation.number, merged=False)
-                if heat is None and self.heat_source is not None:
-                    heat = self.heat_source()
+                if heat is None:
+                    heat = self._newest_heat()
                 sealed, bytes_written = self._built(view, chosen, heat, step)
                 switch_started = time.monotonic()
                 try:
@@ -148,6 +148,16 @@ class Merger:
         )
         log.info("index.generation_merged", path=str(self._serving.path), **report.to_json())
         return report
+
+    def _newest_heat(self) -> Mapping[Any, float] | None:
+        if self.heat_source is None:
+            return None
+        try:
+            return self.heat_source()
+        except Exception as error:
+            # Heat only orders rows: without it the merge is as right, and its warm set larger.
+            log.warning("index.heat_unavailable", error=str(error))
+            return None
 
     def _built(
         self,

@@ -102,7 +102,7 @@ def repair(
                 collection.merge(full=True, progress=progress)
     report.whole = verify(folder, progress=step).whole
     log.info(
-        "index.repaired",
+        "index.damage_repaired",
         path=str(folder),
         rows_from_segments=report.rows_from_segments,
         rows_from_documents=report.rows_from_documents,

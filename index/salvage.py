@@ -178,6 +178,14 @@ class RepairReport:
 def salvaged_rows(
     salvaged: Salvaged, keys: Sequence[Key], wanted: NDArray[np.bool_], report: RepairReport
 ) -> Iterator[tuple[Sequence[Key], NDArray[np.float32]]]:
+    """Yield those of the ``wanted`` rows whose vectors are whole, part by part, counting them.
+
+    Args:
+        salvaged: What a segment still gives.
+        keys: The document of each of its rows.
+        wanted: bool, shape (count,).
+        report: Counts what was taken.
+    """
     if salvaged.vectors is None:
         return
     rows = np.flatnonzero(wanted & salvaged.whole)
@@ -188,9 +196,11 @@ def salvaged_rows(
 
 
 def batches(changes: Iterator[Change]) -> Iterator[list[Change]]:
+    """Cut a stream of changes into lists that fit memory."""
     while part := list(itertools.islice(changes, _ROWS_STEP)):
         yield part
 
 
 def stacked(changes: Sequence[Change]) -> NDArray[np.float32]:
+    """Return the changes' vectors, shape (n, dim); every one of them must carry its vector."""
     return np.stack([change.vector for change in changes if change.vector is not None])

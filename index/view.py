@@ -10,7 +10,7 @@ import array
 import dataclasses
 import itertools
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,7 @@ from pyroaring import BitMap
 from stoker.errors import CorruptError
 from stoker.index.delta import Delta, DeltaView, Key
 from stoker.index.document_values import Change
-from stoker.index.documents import DocumentsCorrupt, DocumentStore
+from stoker.index.documents import DocumentStore
 from stoker.index.generation import (
     SEGMENTS_NAME,
     Generation,
@@ -160,7 +160,7 @@ def open_view(
         delta = Delta(generation.dim, generation.metric)
         view = View(generation, segments, delta, delta.view(), generation.change_offset)
         if store is not None:
-            changes = _with_vectors(store.changes(generation.change_offset))
+            changes = store.changes(generation.change_offset)
             while part := list(itertools.islice(changes, _REPLAY_STEP)):
                 view = view.after(part)
         return view
@@ -168,16 +168,6 @@ def open_view(
         for sealed in opened:
             sealed.release()
         raise
-
-
-def _with_vectors(changes: Iterable[Change]) -> Iterable[Change]:
-    for change in changes:
-        if not change.deleted and change.vector is None:
-            raise DocumentsCorrupt(
-                f"change {change.change_offset} ({change.tenant}/{change.id}): its vector is "
-                "missing, and no segment has it yet"
-            )
-        yield change
 
 
 def memory_shares(
@@ -202,6 +192,7 @@ def folder_bytes(path: Path) -> int:
 def open_segment_view(
     folder: Path, generation: Generation, sealed: SealedSegment, store: DocumentStore | None
 ) -> SegmentView:
+    """Return an open segment with the rows that ``generation`` and the log know to be dead."""
     dead = stored_dead(folder, generation, sealed.entry)
     if dead is None:
         dead = _dead_from_log(sealed, store)
