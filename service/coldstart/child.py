@@ -45,8 +45,9 @@ def run_job(job: ColdJob) -> tuple[ColdRecord, list[list[Any]]]:
     receipt: Any = None
     asked = 0
     if job.mode == MODE_STOKER:
-        # A query that waits at the door is answered before the warm-up, as well as can be in the
-        # time given; the answer says how complete it is. The others come once it is ready.
+        # A query that waits at the door is answered before the warm-up: by what it reads itself, or
+        # as well as can be in the time given, and then it says how complete it is. The others come
+        # once it is ready.
         log.answer(queries[0], deadline_ms=job.first_deadline_ms or None)
         asked = 1
         receipt = index.warm(_heat(job), budget_bytes=_budget_left(job, index, device_before))

@@ -56,7 +56,7 @@ class ColdBench:
     k: int = 10
     tenant: str = "default"
     now_s: float = 0.0
-    first_deadline_ms: float = 50.0
+    first_deadline_ms: float = 0.0
     ef: int = 0
     recall_target: float = 0.0
     opener: str = "stoker.service.embedded:open"

@@ -18,7 +18,7 @@ from stoker.service.coldstart.summary import Check, ModeRow, Spread
 _COLOURS = {"none": "#D55E00", "all": "#0072B2", "stoker": "#009E73"}
 Scale = Callable[[float], float]
 _WIDTH, _HEIGHT = 860, 380
-_LEFT, _RIGHT, _TOP, _BOTTOM = 72, 20, 20, 56
+_LEFT, _RIGHT, _TOP, _BOTTOM = 72, 20, 40, 56
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1b1b1b; --soft: #666; --line: #d9d9d9; --page: #fff; }
@@ -31,7 +31,7 @@ table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nu
   font-size: .9rem; }
 th, td { padding: .35rem .6rem; border-bottom: 1px solid var(--line); text-align: right;
   vertical-align: top; }
-th:first-child, td:first-child { text-align: left; }
+th:first-child, td:first-child, .words th, .words td { text-align: left; }
 .wide { overflow-x: auto; } .soft { color: var(--soft); font-size: .85rem; }
 .held { color: #007a55; } .missed { color: #c0392b; font-weight: 600; }
 @media (prefers-color-scheme: dark) { .held { color: #3ecf9b; } .missed { color: #ff7b6b; } }
@@ -81,7 +81,7 @@ def render_html(
         parts.append(f"<pre>{_text(receipt_text)}</pre>")
     parts.append("<h2>How it was measured</h2><ul>")
     parts += [f"<li>{_text(note)}</li>" for note in notes]
-    parts.append("</ul><table>")
+    parts.append("</ul><table class='words'>")
     parts += [f"<tr><td>{_text(k)}</td><td>{_text(v)}</td></tr>" for k, v in facts.items()]
     parts.append("</table>")
     body = "\n".join(parts)
@@ -130,14 +130,16 @@ def _table(rows: Sequence[ModeRow]) -> str:
 
 def _cell(spread: Spread, digits: int, *, scale: float = 1.0) -> str:
     text = f"{spread.median / scale:,.{digits}f}"
-    if spread.low != spread.high:
-        low, high = spread.low / scale, spread.high / scale
-        text += f"<br><span class='soft'>{low:,.{digits}f}–{high:,.{digits}f}</span>"
+    low, high = f"{spread.low / scale:,.{digits}f}", f"{spread.high / scale:,.{digits}f}"
+    if low != high:
+        text += f"<br><span class='soft'>{low}–{high}</span>"
     return text
 
 
 def _check_table(checks: Sequence[Check]) -> str:
-    out = ["<div class='wide'><table><tr><th>promise</th><th>where</th><th>measured</th><th></th>"]
+    out = [
+        "<div class='wide'><table class='words'><tr><th>promise</th><th>where</th><th>measured</th><th></th>"
+    ]
     out.append("</tr>")
     for check in checks:
         word = "held" if check.held else "missed"
@@ -184,8 +186,8 @@ def _plot(runs: Sequence[ColdRun]) -> str:
             f"stroke='{colour}' stroke-dasharray='4 3'><title>{MODE_LABELS[mode]} ready after "
             f"{run.record.ready_s:.2f} s</title></line>"
         )
-        legend_y = _TOP + 14 + place * 18
-        legend_x = _WIDTH - _RIGHT - 230
+        legend_y = 22
+        legend_x = _LEFT + 8 + place * 262
         out.append(f"<g fill='{colour}'>{_mark(mode, legend_x, legend_y - 4, size=5)}</g>")
         out.append(
             f"<text x='{legend_x + 12}' y='{legend_y}'>{MODE_LABELS[mode]}"

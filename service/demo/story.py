@@ -254,9 +254,8 @@ def _notes(options: DemoOptions) -> list[str]:
         "Query vectors are computed beforehand for every mode: embedding a question is not part of"
         " the figures.",
         f"The measured queries are the traffic's next {options.queries}, which the heat has not"
-        " seen. They are asked one after the other; Stoker answers the first before it warms up,"
-        " and the others once it is ready, as /readyz would have it.",
-        "The first answer of Stoker may be partial by a deadline; it says how complete it is.",
+        " seen. They are asked one after the other; Stoker answers the first before it warms up, as"
+        " a process without warm-up does, and the others once it is ready, as /readyz has it.",
         "Bytes are the kernel's count of what was read from the device for the process.",
         "The slower disk is the kernel's block-I/O throttle: it limits reads and bytes a second and"
         " adds no latency of its own, so a real network volume is harsher.",
