@@ -7,16 +7,30 @@ whoever logs them.
 
 from __future__ import annotations
 
+import io
 import logging
 import sys
 from collections.abc import MutableMapping
-from typing import Any, Literal, TextIO
+from typing import Any, Literal, TextIO, cast
 
 import orjson
 import structlog
 
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 _SECRET_WORDS = ("api_key", "authorization", "bearer", "password", "secret")
+
+
+class _Stderr(io.TextIOBase):
+    """Standard error as it is when a line is written: programs put others in its place."""
+
+    def write(self, text: str) -> int:
+        return sys.stderr.write(text)
+
+    def flush(self) -> None:
+        sys.stderr.flush()
+
+    def isatty(self) -> bool:
+        return sys.stderr.isatty()
 
 
 def configure_logging(
@@ -30,7 +44,7 @@ def configure_logging(
     Libraries that use the standard `logging` (aiohttp, kafka) are written in the same form, from
     "warning" up: their information lines are about themselves, not about our decisions.
     """
-    out: TextIO = sys.stderr if stream is None else stream
+    out: Any = _Stderr() if stream is None else stream
     if form == "auto":
         form = "text" if out.isatty() else "json"
     shared: list[Any] = [
@@ -78,7 +92,7 @@ def configure_quietly() -> None:
     if not structlog.is_configured():
         structlog.configure(
             wrapper_class=structlog.make_filtering_bound_logger(_LEVELS["warning"]),
-            logger_factory=structlog.WriteLoggerFactory(sys.stderr),
+            logger_factory=structlog.WriteLoggerFactory(cast(TextIO, _Stderr())),
             cache_logger_on_first_use=False,
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 # Before any test module imports torch or numpy: two busy cores and nested thread pools do not mix,
@@ -15,6 +15,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import hypothesis
 import pytest
+import structlog
 
 ROOT = Path(__file__).resolve().parent.parent
 IN_CI = os.environ.get("CI", "").lower() in {"1", "true", "yes"}
@@ -34,6 +35,14 @@ def pytest_report_header() -> str:
         f"machine: {platform.machine()}, {os.cpu_count()} cores, Linux {platform.release()}; "
         f"shared data: {_shared_data_folder() or 'not found'}; CI: {'yes' if IN_CI else 'no'}"
     )
+
+
+@pytest.fixture(autouse=True)
+def logging_as_new() -> Iterator[None]:
+    """Give every test structlog unconfigured: commands configure it, and importing the SDK does."""
+    structlog.reset_defaults()
+    yield
+    structlog.reset_defaults()
 
 
 def _shared_data_folder() -> Path | None:

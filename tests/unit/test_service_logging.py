@@ -48,6 +48,19 @@ def test_no_value_can_stop_a_line() -> None:
     assert json.loads(line)["event"] == "service.a_b"
 
 
+def test_lines_go_to_standard_error_as_it_is_now(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configure_logging("info", "json")
+    structlog.get_logger("test").info("service.a_b")
+    assert json.loads(capsys.readouterr().err)["event"] == "service.a_b"
+    other = io.StringIO()
+    monkeypatch.setattr("sys.stderr", other)
+    structlog.get_logger("test").info("service.c_d")
+    assert json.loads(other.getvalue())["event"] == "service.c_d"
+    assert capsys.readouterr().err == ""
+
+
 def test_levels_are_filtered() -> None:
     def write(log: Any) -> None:
         log.debug("service.a_b")
@@ -87,8 +100,8 @@ def test_a_traceback_shows_no_local_variables(form: Literal["json", "text"]) -> 
 
 def test_lines_of_libraries_take_the_same_form() -> None:
     def write(_: Any) -> None:
-        logging.getLogger("kafka").info("chatter")
-        logging.getLogger("kafka").warning("lost %s", "broker")
+        logging.getLogger("some.library").info("chatter")
+        logging.getLogger("some.library").warning("lost %s", "broker")
 
     (line,) = lines("json", write)
     assert json.loads(line)["event"] == "lost broker"
