@@ -17,7 +17,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.errors import InputError
+from stoker.errors import CorruptError, InputError
+from stoker.index.generation import NoRoom
 from stoker.index.hnsw_graph import HnswGraph
 from stoker.index.hnswlib_file import read_hnswlib
 from stoker.index.ids import normalize_ids
@@ -107,6 +108,7 @@ def build_segment(
 
     Raises:
         InputError: see `check_vectors` and `ids.normalize_ids`; or ``path`` exists.
+        NoRoom: the graph did not fit the disk; nothing is left of it.
     """
     if metric not in METRICS:
         raise InputError(f"metric: expected one of {', '.join(METRICS)}, found {metric!r}")
@@ -128,7 +130,11 @@ def build_segment(
     try:
         file = scratch / "graph.hnsw"
         _link(array, file, metric, m, ef_construction, threads, progress)
-        graph = read_hnswlib(file, dim=array.shape[1])
+        try:
+            graph = read_hnswlib(file, dim=array.shape[1])
+        except CorruptError as error:
+            # hnswlib does not notice that a disk is full; its file, just written, is then short.
+            raise NoRoom(f"{target}: the graph could not be written whole: {error}") from error
         linked_s = time.monotonic() - started
         return seal_graph(
             target,

@@ -65,7 +65,7 @@ def test_nothing_that_was_answered_is_lost(tmp_path: Path, limit: int) -> None:
     with Collection(path, "rw", settings=IndexSettings(merge_rows=0)) as collection:
         collection.check()
         assert collection.count == 400 + int(kept)
-        assert collection.merge(full=True).merged or int(kept) == 0
+        collection.merge(full=True)
         assert collection.count == 400 + int(kept)
         assert collection.contains(list(range(400))).all()
     assert refused
