@@ -52,8 +52,8 @@ class Calibration:
         k: Neighbors asked for.
         confidence: Of the lower bounds: the share of queries that reach them.
         ef: Widths measured, rising.
-        recall_mean: Mean recall@k at each width, everything resident.
-        recall_low: The recall that the stated share of queries reached at each width.
+        recall_mean: Mean recall@k at each width, everything resident, of the worst kind of query.
+        recall_low: The recall that the stated share of that kind's queries reached.
         upper_mean: Mean recall@k of answers from the upper layers alone.
         upper_low: The recall that the stated share of them reached.
         code_recall: Mean recall@k at the largest width, navigation codes alone.

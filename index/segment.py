@@ -288,8 +288,9 @@ class Segment:
             at = int(np.searchsorted(calibration.ef, ef / scale, side="right")) - 1
             return ef, max(calibration.recall_mean[max(at, 0)], 0.5)
         target = self._settings.recall_target if recall_target is None else recall_target
-        # A quarter of what may be lost is left to the walk: width costs little, reads cost much.
-        wanted = 1.0 - (1.0 - target) / 4.0
+        # Half of what may be lost is left to the walk, whose calibration speaks of the worst kind
+        # of query, half to the re-rank.
+        wanted = 1.0 - (1.0 - target) / 2.0
         for width, mean in zip(calibration.ef, calibration.recall_mean, strict=True):
             if mean >= wanted:
                 return max(int(np.ceil(width * scale)), k), mean

@@ -23,6 +23,12 @@ _BUDGET_PAGES_MIN: Final = 64
 # measured at the widths that targets of 0.95 to 0.99 take.
 _CODES_PER_ANSWER: Final = 30.0
 _LINKS_PER_ANSWER: Final = 4.0
+# A re-rank looks at the answer and at near-misses, which lie beside it in the file or anywhere.
+_REFINES_PER_ANSWER: Final = 4.0
+# Second codes settle nearly all answers; full vectors add exact scores and little else.
+_VECTORS_PER_ANSWER: Final = 0.05
+# How what falls near an answer spreads over the pages beside its own.
+_NEAR: Final = np.array([0.04, 0.06, 0.1, 0.15, 0.3, 0.15, 0.1, 0.06, 0.04])
 _STAGES: Final = {"upper": 0, "links": 1, "codes": 1, "refine": 2, "vectors": 3}
 _PARTS: Final = ("links", "codes", "refine", "vectors")
 
@@ -149,11 +155,10 @@ class SegmentPages:
                 None (or all zero) means that nothing is known: pages then come in file order,
                 which is the order of heat and locality at sealing.
 
-        A page's benefit is the number of times that the expected demand looks at it. Second codes
-        and vectors are looked at for the answers alone. Links and codes are looked at by the walk:
-        half of that falls on the answer's own page and those beside it in the file, which are its
-        graph neighbors by construction, and half anywhere. So every page of the navigation set is
-        worth having, and the hot ones are worth having first.
+        A page's benefit is the number of times that the expected demand looks at it. The walk
+        looks at links and codes, the re-rank at second codes: half of that falls on the answer's
+        own page and those beside it in the file, which are its graph neighbors by construction,
+        and half anywhere. So the navigation set is worth having whole, hot pages first.
         """
         m = self._manifest
         heat = np.zeros(m.count, np.float32) if heat_by_row is None else heat_by_row
@@ -191,20 +196,15 @@ class SegmentPages:
             benefit = np.bincount(first, weights, minlength=count).astype(np.float64)
             crossing = last > first
             benefit += np.bincount(last[crossing], weights[crossing], minlength=count)
-            return benefit[:count]
-        per_page, skipped = {
-            "links": (m.levels[0].per_page, 0),
-            "codes": (m.code_per_page, self._upper_codes),
-            "refine": (m.refine_per_page, 0),
+            return _VECTORS_PER_ANSWER * benefit[:count]
+        per_page, skipped, looks = {
+            "links": (m.levels[0].per_page, 0, _LINKS_PER_ANSWER),
+            "codes": (m.code_per_page, self._upper_codes, _CODES_PER_ANSWER),
+            "refine": (m.refine_per_page, 0, _REFINES_PER_ANSWER),
         }[kind]
-        benefit = np.bincount(rows // per_page, weights, minlength=count + skipped).astype(
-            np.float64
-        )
-        if kind != "refine":
-            looks = (_CODES_PER_ANSWER if kind == "codes" else _LINKS_PER_ANSWER) / 2
-            near = np.convolve(benefit, [0.25, 0.5, 0.25], mode="same")
-            benefit = looks * (near + total / len(benefit))
-        return benefit[skipped : skipped + count]
+        benefit = np.bincount(rows // per_page, weights, minlength=count + skipped)
+        near = np.convolve(benefit.astype(np.float64), _NEAR, mode="same")[: len(benefit)]
+        return (looks / 2 * (near + total / len(benefit)))[skipped : skipped + count]
 
     def load_units(
         self,

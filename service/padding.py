@@ -1,8 +1,10 @@
 """Generated near neighbours of real vectors, so that an index is as large as a cold start needs.
 
 A padded index is not a bigger corpus: its extra rows have no text and their ids start with
-``pad-``. They lie where the real ones lie, between a vector and one of its near neighbours plus
-noise of that distance's order, so that searching among them is as hard as among real ones.
+``pad-``. They lie where the real ones lie: a step from a vector towards a random mixture of some of
+its nearest neighbours, so that they spread in the directions in which real vectors differ, and a
+little noise. Noise in all directions alike would make a set of far higher intrinsic dimension than
+real text has, and graphs over that answer badly whoever searches them.
 """
 
 from __future__ import annotations
@@ -13,8 +15,9 @@ from numpy.typing import NDArray
 from stoker.errors import InputError
 
 PAD_PREFIX = "pad-"
-_NEIGHBOURS = 8
-_NOISE_RATIO = 0.5
+_NEIGHBOURS = 32
+_MIXED_SHARE = 0.35
+_NOISE_RATIO = 0.15
 _BLOCK_ROWS = 1_024
 
 
@@ -45,12 +48,17 @@ def pad_neighbours(
     for start in range(count, total, _BLOCK_ROWS):
         rows = min(_BLOCK_ROWS, total - start)
         base = rng.integers(count, size=rows)
-        other = near[base, rng.integers(near.shape[1], size=rows)]
-        step = vectors[other] - vectors[base]
+        # Exponential weights on about a third of the neighbours, summing to one: a Dirichlet mix.
+        weights = rng.exponential(size=(rows, near.shape[1])).astype(np.float32)
+        weights *= rng.random(weights.shape, dtype=np.float32) < _MIXED_SHARE
+        weights[np.arange(rows), rng.integers(near.shape[1], size=rows)] += 1e-3
+        weights /= weights.sum(axis=1, keepdims=True)
+        target = np.einsum("rn,rnd->rd", weights, vectors[near[base]], optimize=True)
+        share = 0.2 + 0.8 * rng.random((rows, 1), dtype=np.float32)
         noise = rng.normal(size=(rows, dim)).astype(np.float32) / np.float32(np.sqrt(dim))
-        reach = np.linalg.norm(step, axis=1, keepdims=True) * np.float32(_NOISE_RATIO)
-        share = rng.random((rows, 1), dtype=np.float32)
-        made = vectors[base] + step * share + noise * np.maximum(reach, 1e-3)
+        reach = np.linalg.norm(target - vectors[base], axis=1, keepdims=True)
+        step = share * (target - vectors[base])
+        made = vectors[base] + step + noise * np.maximum(np.float32(_NOISE_RATIO) * reach, 1e-3)
         out[start : start + rows] = made / np.linalg.norm(made, axis=1, keepdims=True)
     return out, [f"{PAD_PREFIX}{place}" for place in range(total - count)]
 
