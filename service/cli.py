@@ -8,10 +8,11 @@ however heavy the others are. A module in `stoker.service.commands` has two func
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, cast
 
@@ -76,7 +77,7 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         if _Parser.as_json:
-            _print_problem("usage", message, EXIT_USAGE)
+            _print_problem({"kind": "usage", "detail": message, "exit": EXIT_USAGE})
             sys.exit(EXIT_USAGE)
         self.exit(EXIT_USAGE, f"{self.prog}: {message}\n{self.prog}: see `{self.prog} --help`\n")
 
@@ -137,7 +138,12 @@ def _parse(argv: list[str]) -> tuple[CommandModule | None, argparse.Namespace]:
             _add_common_flags(subparsers.choices[name])
         else:
             subparsers.add_parser(name, help=line)
-    args = parser.parse_args(argv)
+    if wanted is not None and wanted not in subparsers.choices:
+        parser.error(f"unknown command {wanted!r}{_suggestion(wanted, subparsers.choices)}")
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        flags = subparsers.choices.get(wanted or "", parser)._option_string_actions
+        parser.error(f"unknown argument {unknown[0]!r}{_suggestion(unknown[0], flags)}")
     # A flag may stand before the command too; argparse would let the command's default win.
     args.json = _Parser.as_json
     args.verbose = "--verbose" in argv
@@ -150,6 +156,11 @@ def _parse(argv: list[str]) -> tuple[CommandModule | None, argparse.Namespace]:
         parser.print_help()
         return None, args
     return module, args
+
+
+def _suggestion(word: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(word.partition("=")[0], list(known), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _module_name(name: str, file_name: str) -> str | None:
@@ -181,7 +192,15 @@ def _report(error: Exception, *, verbose: bool) -> int:
     detail = _one_line(error)
     kind = _kind(error)
     if _Parser.as_json:
-        _print_problem(kind, detail, code)
+        _print_problem(
+            {
+                "kind": kind,
+                "detail": detail,
+                "where": getattr(error, "where", ""),
+                "action": getattr(error, "action", ""),
+                "exit": code,
+            }
+        )
     elif isinstance(error, (StokerError, OSError)):
         _say(detail)
     else:
@@ -214,9 +233,10 @@ def _one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {text}"
 
 
-def _print_problem(kind: str, detail: str, code: int) -> None:
-    problem = {"type": f"urn:stoker:problem:{kind}", "title": kind, "detail": detail, "exit": code}
-    print(json.dumps(problem), file=sys.stderr)
+def _print_problem(members: dict[str, Any]) -> None:
+    kind = members.pop("kind")
+    problem = {"type": f"urn:stoker:problem:{kind}", "title": kind, **members}
+    print(json.dumps({k: v for k, v in problem.items() if v != ""}), file=sys.stderr)
 
 
 def _say(text: str) -> None:

@@ -103,7 +103,9 @@ class ReuseFront:
         if completeness.work_ratio < 1.0 or completeness.deadline_hit:
             return
         assert request.text is not None
-        full = len(found) == request.k and self._metric == "cosine"
+        # The floor must hold exactly: a score that was estimated from codes may be above the truth.
+        exact = self._metric == "cosine" and completeness.exact_share >= 1.0
+        full = exact and len(found) == request.k
         self._reuse.store(
             tenant,
             request.text,

@@ -141,7 +141,7 @@ def check_documents(index: Path, alive: dict[str, int], unsure: set[str]) -> Non
                 assert document.metadata == {"version": alive[name]}
                 assert document.text == f"text {alive[name]}"
                 hits = collection.search(vector(alive[name]), 5)
-                assert name in hits.ids.tolist() or hits.scores[0] > 0.999
+                assert name in hits.ids.tolist() or hits.scores[0] > 0.99
 
 
 def check_events(folder: Path, events: set[str]) -> None:

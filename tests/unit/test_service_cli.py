@@ -145,6 +145,10 @@ def test_common_flags_may_stand_before_or_behind(command: Any) -> None:
 def test_usage_errors(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["no-such-command"]) == 2
     assert "no-such-command" in capsys.readouterr().err
+    assert cli.main(["confg"]) == 2
+    assert "did you mean config?" in capsys.readouterr().err
+    assert cli.main(["serve", "x", "--prot", "1"]) == 2
+    assert "did you mean --port?" in capsys.readouterr().err
     assert cli.main(["no-such-command", "--json"]) == 2
     assert json.loads(capsys.readouterr().err)["exit"] == 2
 
