@@ -13,6 +13,7 @@
 #include <mutex>
 #include <random>
 #include <thread>
+#include <utility>
 
 #include "check.hpp"
 #include "page_files.hpp"
@@ -251,33 +252,36 @@ void test_a_queue_changes_hands() {
 }
 
 #ifndef __SANITIZE_THREAD__
-// Runs `body` in a child whose kernel answers `call` with `code`.
-void without_system_call(int call, std::uint32_t code, void (*body)()) {
+// Lets the kernel answer `call` with `code` from now on. False where that cannot be done.
+bool forbid(int call, std::uint32_t code) {
+  sock_filter program[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<std::uint32_t>(call), 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | (code & SECCOMP_RET_DATA)),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  const sock_fprog filter = {4, program};
+  if (::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+      ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0) {
+    return true;
+  }
+  std::printf("  skipped: no seccomp here\n");
+  return false;
+}
+
+template <class Body>
+void in_a_child(Body&& body) {
   std::fflush(stdout);
   const pid_t child = ::fork();
   CHECK(child >= 0);
   if (child == 0) {
-    sock_filter program[] = {
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<std::uint32_t>(call), 0, 1),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | (code & SECCOMP_RET_DATA)),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-    };
-    const sock_fprog filter = {4, program};
-    if (::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ||
-        ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) != 0) {
-      std::_Exit(77);
-    }
     body();
+    std::fflush(stdout);
     std::_Exit(0);
   }
   int status = 0;
   CHECK(::waitpid(child, &status, 0) == child);
   CHECK(WIFEXITED(status));
-  if (WEXITSTATUS(status) == 77) {
-    std::printf("  skipped: no seccomp here\n");
-    return;
-  }
   CHECK_EQ(WEXITSTATUS(status), 0);
 }
 
@@ -295,46 +299,34 @@ void test_a_kernel_without_io_uring() {
     CHECK_EQ(reads.wait_all(*queue), 1u);
     reads.compare();
   };
-  without_system_call(__NR_io_uring_setup, ENOSYS, body);
-  without_system_call(__NR_io_uring_setup, EPERM, body);
-  without_system_call(__NR_io_uring_enter, EPERM, body);
+  for (const auto& [call, code] : {std::pair{__NR_io_uring_setup, ENOSYS},
+                                   std::pair{__NR_io_uring_setup, EPERM},
+                                   std::pair{__NR_io_uring_enter, EPERM}}) {
+    in_a_child([&body, number = call, answer = static_cast<std::uint32_t>(code)] {
+      if (forbid(number, answer)) body();
+    });
+  }
 }
 
 // The ring is forbidden while it is in use: what was not taken fails, nothing hangs.
-void test_io_uring_forbidden_under_way() {
-  std::fflush(stdout);
-  const pid_t child = ::fork();
-  CHECK(child >= 0);
-  if (child == 0) {
-    TestFolder disk;
-    const StoreSpec spec = disk.write("pages", kSalt, 200, kPage);
-    IoEngine engine(IoBackend::automatic, 4);
-    if (std::string(engine.name()) != "io_uring") std::_Exit(0);
-    PageFile file(spec.path, true);
-    auto queue = engine.take_queue();
-    sock_filter program[] = {
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, __NR_io_uring_enter, 0, 1),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-    };
-    const sock_fprog filter = {4, program};
-    if (::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ||
-        ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) != 0) {
-      std::_Exit(0);
-    }
-    Reads reads(file);
-    for (std::uint32_t page = 0; page < 200; ++page) reads.add(*queue, page, 1);
-    CHECK_EQ(reads.wait_all(*queue), 200u);
-    for (const auto& request : reads.requests) CHECK_EQ(request->error, EPERM);
-    CHECK(!queue->reusable());
-    engine.give_back(std::move(queue));
-    std::_Exit(0);
-  }
-  int status = 0;
-  CHECK(::waitpid(child, &status, 0) == child);
-  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+void read_with_a_forbidden_ring() {
+  TestFolder disk;
+  const StoreSpec spec = disk.write("pages", kSalt, 200, kPage);
+  IoEngine engine(IoBackend::automatic, 4);
+  if (std::string(engine.name()) != "io_uring") return;
+  PageFile file(spec.path, true);
+  auto queue = engine.take_queue();
+  if (!forbid(__NR_io_uring_enter, EPERM)) return;
+  Reads reads(file);
+  for (std::uint32_t page = 0; page < 200; ++page) reads.add(*queue, page, 1);
+  CHECK_EQ(reads.wait_all(*queue), 200u);
+  for (const auto& request : reads.requests) CHECK_EQ(request->error, EPERM);
+  CHECK(!queue->reusable());
+  engine.give_back(std::move(queue));
 }
+
+void test_io_uring_forbidden_under_way() { in_a_child(read_with_a_forbidden_ring); }
+
 #endif  // __SANITIZE_THREAD__
 
 void test_many_callers() {
