@@ -67,7 +67,7 @@ struct Fixture {
           options.io_threads = 2;
           return options;
         }()) {
-    char name[] = "/var/tmp/stoker-searcher-XXXXXX";
+    char name[] = "stoker-searcher-XXXXXX";   // beside the build: a real disk
     folder = mkdtemp(name);
     // Every node links to its 16 nearest and to 4 random ones: walkable from anywhere.
     constexpr std::size_t kLinks = 20;
