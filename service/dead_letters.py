@@ -147,7 +147,13 @@ class DeadLetters:
             self._away = True
             return False
         self._pending.clear()
-        self.written += count
         self._away = False
-        log.warning("service.events_refused", count=count, topic=self._topic, total=self.written)
+        before, self.written = self.written, self.written + count
+        if passes_milestone(before, self.written):
+            log.warning("service.events_refused", topic=self._topic, total=self.written)
         return True
+
+
+def passes_milestone(before: int, after: int) -> bool:
+    """Tell whether a count reached 1, 10, 100, …: a flood makes few lines, and none is missed."""
+    return after > 0 and len(str(after)) > (len(str(before)) if before else 0)

@@ -22,6 +22,7 @@ What the client does, and how it is met here:
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import socket
@@ -122,7 +123,10 @@ class KafkaLog:
             producer = self._producer_client()
             try:
                 sent = [producer.send(topic, value=value, key=key) for key, value in entries]
-                producer.flush(timeout=self.options.delivery_timeout_s)
+                # A little longer than the client takes to give up, so that it gives up first.
+                producer.flush(
+                    timeout=self.options.delivery_timeout_s + self.options.request_timeout_s
+                )
                 for future in sent:
                     future.get(timeout=0)
             except BaseException:
@@ -208,7 +212,14 @@ class KafkaLog:
             if self._producer is producer:
                 self._producer = None
         # What is still in its buffer was not acknowledged, and its caller will send it again.
-        producer.close(timeout=0)
+        try:
+            producer.close(timeout=0)
+        except kafka.errors.KafkaTimeoutError:
+            # It would neither deliver nor let go: its thread is told to drop what it has.
+            producer._sender.force_close()
+            producer._sender.join(self.options.request_timeout_s)
+            with contextlib.suppress(kafka.errors.KafkaTimeoutError):
+                producer.close(timeout=0)
 
 
 class KafkaGroupConsumer:

@@ -20,7 +20,7 @@ from typing import Final
 import structlog
 
 from stoker.prefetch.events import EventError
-from stoker.service.dead_letters import DeadLetters
+from stoker.service.dead_letters import DeadLetters, passes_milestone
 from stoker.service.embedded_log import EmbeddedLog
 from stoker.service.streams import (
     Consumer,
@@ -187,6 +187,7 @@ class _Forwarder:
         self._away_since_s: float | None = None
         self._away_kinds: set[type[BaseException]] = set()
         self._unsent: list[Record] = []
+        self._refused = 0
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._deadline_s = float("inf")
@@ -244,12 +245,15 @@ class _Forwarder:
             try:
                 self._target.append_batch(self._spec.name, [(record.key, record.value)])
             except RecordTooLarge as error:
-                log.error(
-                    "service.record_refused",
-                    topic=self._spec.name,
-                    bytes=len(record.value or b""),
-                    reason=str(error),
-                )
+                self._refused += 1
+                if passes_milestone(self._refused - 1, self._refused):
+                    log.error(
+                        "service.record_refused",
+                        topic=self._spec.name,
+                        bytes=len(record.value or b""),
+                        reason=str(error),
+                        total=self._refused,
+                    )
                 if self._dead_letters is not None:
                     self._dead_letters(record, error)
 

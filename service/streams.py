@@ -16,7 +16,6 @@ from stoker.errors import CapacityError, ConfigError, InputError, UnavailableErr
 
 EVENTS_TOPIC = "stoker.events.v1"
 DEAD_LETTERS_TOPIC = "stoker.events.dead.v1"
-HEAT_TOPIC = "stoker.heat.v1"
 
 
 class LogUnavailable(UnavailableError):

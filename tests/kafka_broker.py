@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import random
 import shutil
 import signal
 import socket
@@ -20,6 +21,8 @@ import time
 from pathlib import Path
 
 KAFKA_VERSION = "4.1.2"
+# Of the listener that asks for a login over TLS, on loopback, for the length of the tests.
+SECURE_USER, SECURE_PASSWORD = "stoker", "only-for-these-tests"
 _START_S_MAX = 60.0
 _JAVA_FLAGS = (
     "-Xms128m",
@@ -39,10 +42,16 @@ _POM = """<project xmlns="http://maven.apache.org/POM/4.0.0">
 _PROPERTIES = """process.roles=broker,controller
 node.id=1
 controller.quorum.voters=1@127.0.0.1:{controller}
-listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
-advertised.listeners=PLAINTEXT://127.0.0.1:{port}
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller},SECURE://127.0.0.1:{secure}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port},SECURE://127.0.0.1:{secure}
 controller.listener.names=CONTROLLER
-listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SECURE:SASL_SSL
+listener.name.secure.sasl.enabled.mechanisms=PLAIN
+listener.name.secure.plain.sasl.jaas.config=\\
+  org.apache.kafka.common.security.plain.PlainLoginModule required user_stoker="{password}";
+listener.name.secure.ssl.keystore.type=PKCS12
+listener.name.secure.ssl.keystore.location={keystore}
+listener.name.secure.ssl.keystore.password={password}
 log.dirs={data}
 offsets.topic.replication.factor=1
 offsets.topic.num.partitions=4
@@ -53,7 +62,7 @@ share.coordinator.state.topic.replication.factor=1
 share.coordinator.state.topic.min.isr=1
 group.initial.rebalance.delay.ms=0
 broker.heartbeat.interval.ms=500
-broker.session.timeout.ms=3000
+broker.session.timeout.ms=6000
 group.min.session.timeout.ms=1000
 auto.create.topics.enable=false
 log.retention.check.interval.ms=1000
@@ -87,6 +96,12 @@ class Broker:
 
     def kill(self) -> None:
         """End it at once, as a crash would."""
+
+    def pause(self) -> None:
+        """Let it hang: connections stay open, nothing is answered."""
+
+    def resume(self) -> None:
+        """Let it go on."""
 
 
 class _Process(Broker):
@@ -126,6 +141,14 @@ class _Process(Broker):
     def kill(self) -> None:
         self._end(signal.SIGKILL)
 
+    def pause(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGCONT)
+
     def _end(self, how: signal.Signals) -> None:
         process, self.process = self.process, None
         if process is None:
@@ -164,9 +187,19 @@ class ApacheKafka(_Process):
     def __init__(self, folder: Path, jars: Path) -> None:
         super().__init__(f"Apache Kafka {KAFKA_VERSION}", folder, free_port(), is_apache=True)
         self.jars = jars
+        self.secure_bootstrap = f"127.0.0.1:{free_port()}"
+        self.ca_file = folder / "ca.pem"
+        self._make_certificate(folder / "keystore.p12")
         self.properties = folder / "server.properties"
         self.properties.write_text(
-            _PROPERTIES.format(port=self.port, controller=free_port(), data=folder / "kafka-data")
+            _PROPERTIES.format(
+                port=self.port,
+                controller=free_port(),
+                secure=self.secure_bootstrap.rpartition(":")[2],
+                data=folder / "kafka-data",
+                keystore=folder / "keystore.p12",
+                password=SECURE_PASSWORD,
+            )
         )
         format_storage = [*self._java(), "kafka.tools.StorageTool", "format"]
         done = subprocess.run(
@@ -181,6 +214,24 @@ class ApacheKafka(_Process):
 
     def command(self) -> list[str]:
         return [*self._java(), "kafka.Kafka", str(self.properties)]
+
+    def _make_certificate(self, keystore: Path) -> None:
+        """Make a certificate that signs itself, with the tool that comes with Java."""
+        store = ["-keystore", str(keystore), "-storetype", "PKCS12", "-alias", "broker"]
+        store += ["-storepass", SECURE_PASSWORD]
+        make = ["-genkeypair", "-keyalg", "EC", "-groupname", "secp256r1", "-validity", "7"]
+        make += ["-dname", "CN=localhost", "-ext", "san=ip:127.0.0.1,dns:localhost"]
+        export = ["-exportcert", "-rfc", "-file", str(self.ca_file)]
+        for action in (make, export):
+            done = subprocess.run(
+                ["keytool", *action, *store],
+                capture_output=True,
+                text=True,
+                timeout=_START_S_MAX,
+                check=False,
+            )
+            if done.returncode:
+                raise BrokerUnavailable(f"keytool failed: {done.stdout}{done.stderr}")
 
     def _java(self) -> list[str]:
         return ["java", *_JAVA_FLAGS, "-cp", f"{self.jars}/*"]
@@ -260,7 +311,13 @@ def fetch_jars() -> Path:
 
 
 def free_port() -> int:
-    """Return a loopback port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a loopback port that nobody listens on now.
+
+    Not one that the system gives to outgoing connections: a client that tries again and again to
+    reach a stopped broker there would one day connect to itself, and hold the port.
+    """
+    while True:
+        port = random.SystemRandom().randrange(15_000, 30_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port

@@ -64,6 +64,7 @@ def restartable(broker: Any) -> Iterator[Any]:
     yield broker
     if broker.process is None:
         broker.start()
+    broker.resume()
     # kafka-python leaves the sockets of failed connections to the garbage collector.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)

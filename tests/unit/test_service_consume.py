@@ -238,6 +238,17 @@ def test_a_refused_record_is_never_passed_over_before_its_letter_is_safe(
     loop.close()
 
 
+def test_a_flood_of_bad_records_makes_a_few_lines(world: World) -> None:
+    loop = world.loop(batch_events_max=3)
+    world.add(*[b"poison"] * 120)
+    with structlog.testing.capture_logs() as lines:
+        while loop.step(0.0):
+            pass
+    totals = [line["total"] for line in lines if line["event"] == "service.events_refused"]
+    assert totals == [3, 12, 102]
+    loop.close()
+
+
 def test_a_flood_of_bad_records_does_not_fill_the_memory(world: World) -> None:
     class Away:
         def append_batch(self, *_: Any) -> None:
