@@ -100,7 +100,8 @@ def read_hnswlib(path: str | os.PathLike[str], *, dim: int | None = None) -> Hns
 
 def _check_header(path: Path, header: np.void, file_bytes: int) -> int:
     """Check every header field against the others and the file's size; return dim."""
-    value = {name: int(header[name]) for name in _HEADER.names or () if name != "level_factor"}
+    names = [name for name in _HEADER.names or () if name != "level_factor"]
+    value = {name: int(header[name]) for name in names}  # pyright: ignore[reportArgumentType]
     at = {name: int(_HEADER.fields[name][1]) for name in value} if _HEADER.fields else {}
 
     def expect(name: str, wanted: int) -> None:

@@ -68,7 +68,8 @@ class EdgeTable:
         grown = self.weight_of(times_s, amounts)
         pair = (tails << 32) | heads
         pair, inverse = np.unique(pair, return_inverse=True)
-        weight = np.bincount(inverse, weights=grown, minlength=len(pair))
+        counted = np.bincount(inverse, weights=grown, minlength=len(pair))
+        weight = counted.astype(np.float64, copy=False)
         tail, head = pair >> 32, pair & 0xFFFFFFFF
         match = self.targets[tail] == head[:, None]
         known = match.any(axis=1)

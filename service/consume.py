@@ -43,6 +43,7 @@ class Sink(Protocol):
 
     def to_snapshot(self) -> bytes:
         """Write the whole state."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)

@@ -210,7 +210,7 @@ class EmbeddedTopic:
                 for record_id, key, value, time_s in rows:
                     offset = record_id & OFFSET_MASK
                     yield Record(self.name, partition, offset, key, value, time_s)
-                at = offset + 1
+                at = (int(rows[-1][0]) & OFFSET_MASK) + 1
         finally:
             connection.close()
 
