@@ -192,8 +192,7 @@ class Collection:
         keys: list[Key] = [(tenant, check_id(value, f"ids[{i}]")) for i, value in enumerate(ids)]
         found = np.zeros(len(keys), dtype=np.bool_)
         with self._serving.taken() as view:
-            alive = {view.rows.keys[row] for row in np.flatnonzero(view.rows.alive).tolist()}
-            found |= np.array([key in alive for key in keys], dtype=np.bool_)
+            found |= np.array([view.delta.row_of(key) is not None for key in keys], dtype=np.bool_)
             for segment in view.segments:
                 rows = segment.sealed.rows_of(keys).tolist()
                 live = [row >= 0 and row not in segment.dead for row in rows]

@@ -26,7 +26,9 @@ from stoker.index.generation import (
     fsync_folder,
     storage_error,
     write_current,
+    write_durable,
 )
+from stoker.index.settings import IndexSettings
 
 if TYPE_CHECKING:
     from stoker.index.seal import BuildReport
@@ -127,14 +129,16 @@ def collection_around(
         found = generation_of_segment(folder, name=_FIRST_SEGMENT)
         DocumentStore.create(temporary / DOCUMENTS_NAME, dim=found.dim)
         offset = 0
+        entry = found.segments[0]
         if documents is not None:
             store = DocumentStore.open(temporary / DOCUMENTS_NAME, dim=found.dim, writable=True)
             try:
                 documents(store)
                 offset = store.change_offset
+                _write_filters(folder, entry, store, found.id_kind or "int")
             finally:
                 store.close()
-        entry = dataclasses.replace(found.segments[0], sealed_offset=offset)
+        entry = dataclasses.replace(entry, sealed_offset=offset)
         generation = dataclasses.replace(
             found,
             change_offset=offset,
@@ -145,6 +149,20 @@ def collection_around(
         )
         write_current(temporary, generation)
     return dataclasses.replace(report, path=str(path))
+
+
+def _write_filters(folder: Path, entry: SegmentEntry, store: DocumentStore, kind: IdKind) -> None:
+    """Build the segment's filter index now, or the first filtered search would have to."""
+    from stoker.index.sealed import NativeEngine, SealedSegment, build_filters
+
+    sealed = SealedSegment.open(
+        folder, entry, engine=NativeEngine(), memory_bytes=1, settings=IndexSettings()
+    )
+    try:
+        data = build_filters(sealed, store, kind).to_bytes()
+    finally:
+        sealed.release()
+    write_durable(folder.parent.parent / FILTERS_NAME / entry.name, data)
 
 
 def is_bare_segment(folder: Path) -> bool:

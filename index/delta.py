@@ -184,6 +184,10 @@ class Delta:
         done = self._blocks[-1].stop if self._blocks else 0
         return self._count >= done + BLOCK_ROWS + _PROBES
 
+    def row_of(self, key: Key) -> int | None:
+        """Return the newest live row of a document, None where it has none here."""
+        return self._row_of.get(key)
+
     def apply(self, changes: Sequence[Change]) -> None:
         """Take committed changes, in offset order. The caller serialises calls."""
         for change in changes:

@@ -92,14 +92,19 @@ def search_exact(
         ranks = part @ vectors.T
         if metric == "cosine":
             ranks *= terms
+            ranks *= inverse_norms(part)[:, None]
         elif metric == "l2":
             ranks *= 2
             ranks -= terms
         for i in range(part.shape[0]):
-            # The expanded forms round: more candidates than asked for are scored again.
+            if metric != "l2":
+                rows[start + i] = best = top(ranks[i], width)
+                scores[start + i] = ranks[i][best]
+                continue
+            # The expanded form rounds where distances are small: what is near is scored again.
             near = top(ranks[i], width + _SLACK)
             exact = score_pairs(vectors[near], part[i], metric)
-            best = top(-exact if metric == "l2" else exact, width)
+            best = top(-exact, width)
             rows[start + i] = near[best]
             scores[start + i] = exact[best]
     return rows, scores
