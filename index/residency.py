@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from stoker.errors import InputError
+
 PAGE_KINDS = ("upper", "links", "codes", "refine", "vectors")
 
 
@@ -49,11 +51,15 @@ class Residency:
     budget_bytes: int
 
     def kind(self, name: str) -> KindResidency:
-        """The entry of one kind; KeyError names an unknown one."""
+        """The entry of one kind.
+
+        Raises:
+            InputError: no pages of such a kind are known.
+        """
         for entry in self.kinds:
             if entry.kind == name:
                 return entry
-        raise KeyError(name)
+        raise InputError(f"kind: expected one of {', '.join(PAGE_KINDS)}, found {name!r}")
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for JSON."""

@@ -202,9 +202,9 @@ class SegmentPages:
             "codes": (m.code_per_page, self._upper_codes, _CODES_PER_ANSWER),
             "refine": (m.refine_per_page, 0, _REFINES_PER_ANSWER),
         }[kind]
-        benefit = np.bincount(rows // per_page, weights, minlength=count + skipped)
-        near = np.convolve(benefit.astype(np.float64), _NEAR, mode="same")[: len(benefit)]
-        return (looks / 2 * (near + total / len(benefit)))[skipped : skipped + count]
+        own = np.bincount(rows // per_page, weights, minlength=count + skipped).astype(np.float64)
+        near = np.convolve(own, _NEAR, mode="same")[: len(own)]
+        return (looks / 2 * (near + total / len(own)))[skipped : skipped + count]
 
     def load_units(
         self,
