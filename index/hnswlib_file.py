@@ -20,8 +20,9 @@ from __future__ import annotations
 
 import bisect
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,9 +101,9 @@ def read_hnswlib(path: str | os.PathLike[str], *, dim: int | None = None) -> Hns
 
 def _check_header(path: Path, header: np.void, file_bytes: int) -> int:
     """Check every header field against the others and the file's size; return dim."""
-    names = [name for name in _HEADER.names or () if name != "level_factor"]
-    value = {name: int(header[name]) for name in names}  # pyright: ignore[reportArgumentType]
-    at = {name: int(_HEADER.fields[name][1]) for name in value} if _HEADER.fields else {}
+    value = {name: int(header[name]) for name in _HEADER.names or () if name != "level_factor"}
+    fields: Mapping[str, Any] = _HEADER.fields or {}
+    at = {name: int(fields[name][1]) for name in value}
 
     def expect(name: str, wanted: int) -> None:
         if value[name] != wanted:
