@@ -313,6 +313,8 @@ class Serving:
     def remove_orphans(self, generation: Generation) -> None:
         """Remove what no generation names and nobody reads: left by a crash or by late readers."""
         names = {entry.name for entry in generation.segments}
+        for name in (SEGMENTS_NAME, FILTERS_NAME, DEAD_NAME):
+            (self.path / name).mkdir(exist_ok=True)  # A copy may have left empty folders out.
         for path in (self.path / SEGMENTS_NAME).iterdir():
             if path.name not in names:
                 remove_segment(self.path, path.name)
