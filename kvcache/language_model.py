@@ -82,7 +82,7 @@ class LanguageModel:
             ) from error
         if not (folder / "config.json").is_file():
             raise UnavailableError(f"{folder}: expected a model folder, found no config.json")
-        self._torch = torch
+        self.torch = torch
         self.tokenizer = AutoTokenizer.from_pretrained(str(folder))
         model: Any = AutoModelForCausalLM.from_pretrained(
             str(folder), dtype=torch.float32, attn_implementation="sdpa"
@@ -115,7 +115,7 @@ class LanguageModel:
         """Build a fresh `transformers` cache that starts with ``kv``."""
         from transformers import DynamicCache
 
-        torch = self._torch
+        torch = self.torch
         keys, values = _tensor(torch, kv.keys), _tensor(torch, kv.values)
         layers = [(keys[i : i + 1], values[i : i + 1]) for i in range(keys.shape[0])]
         return DynamicCache(layers)
@@ -131,7 +131,7 @@ class LanguageModel:
         Raises:
             InputError: no tokens, or more than the model's context holds.
         """
-        torch = self._torch
+        torch = self.torch
         past = 0 if cache is None else int(cache.get_seq_length())
         total = past + len(token_ids)
         if not token_ids or total > self.config.max_position_embeddings:
@@ -153,7 +153,7 @@ class LanguageModel:
 
     def kv_of(self, cache: Any, token_ids: Sequence[int]) -> Kv:
         """Copy a cache's first ``len(token_ids)`` positions out."""
-        torch, count = self._torch, len(token_ids)
+        torch, count = self.torch, len(token_ids)
         with torch.inference_mode():
             keys = torch.cat([layer.keys[:, :, :count] for layer in cache.layers])
             values = torch.cat([layer.values[:, :, :count] for layer in cache.layers])

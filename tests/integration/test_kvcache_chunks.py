@@ -1,0 +1,167 @@
+"""Chunks placed anywhere, with the real small model: moved keys, recomputed tokens, the gate."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stoker.errors import InputError
+from stoker.kvcache import small_model
+from stoker.kvcache.chunk_gate import ChunkGate, GatePrompt, GateReport, measure_gate
+from stoker.kvcache.chunk_reuse import (
+    PlacedPrompt,
+    encode_chunk,
+    moved,
+    place_chunks,
+    rotary_frequencies,
+    run_placed,
+)
+from stoker.kvcache.language_model import Kv, LanguageModel
+from stoker.kvcache.settings import KvcacheSettings
+
+pytest.importorskip("transformers")
+pytestmark = [
+    pytest.mark.models,
+    pytest.mark.skipif(
+        not small_model.small_model_installed(), reason=f"no small model: {small_model.INSTALL}"
+    ),
+    pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+
+SYSTEM = "Answer from these passages.\n\n"
+CHUNKS = (
+    "A partition is an ordered log; each record in it has an offset.\n\n",
+    "A consumer group shares the partitions of a topic among its members.\n\n",
+    "The broker keeps records for the retention time, read or not.\n\n",
+)
+QUESTION = "Question: How long are records kept?\nAnswer: for the retention time, read or not."
+
+
+@pytest.fixture(scope="module")
+def model() -> LanguageModel:
+    return LanguageModel(small_model.prepared_small_model())
+
+
+@pytest.fixture(scope="module")
+def encoded(model: LanguageModel) -> tuple[Kv, list[Kv], list[int]]:
+    prefix = model.prefill(model.encode(SYSTEM))
+    chunks = [encode_chunk(model, prefix, model.encode(text)) for text in CHUNKS]
+    return prefix, chunks, model.encode(QUESTION)
+
+
+def full_logits(model: LanguageModel, prompt: PlacedPrompt) -> np.ndarray:
+    ids = [*prompt.context.token_ids.tolist(), *prompt.question_ids]
+    return model.forward(ids, keep=len(prompt.question_ids)).logits
+
+
+def test_moved_keys_are_those_computed_there(
+    model: LanguageModel, encoded: tuple[Kv, list[Kv], list[int]]
+) -> None:
+    prefix, chunks, question = encoded
+    order = [chunks[2], chunks[0]]
+    placed = place_chunks(model, prefix, order, question, recompute_ratio=0, choice="none")
+    whole = model.prefill(placed.context.token_ids.tolist())
+    # The first layer sees tokens and places only: there moving is exact.
+    np.testing.assert_allclose(placed.context.keys[0], whole.keys[0], atol=2e-5)
+    np.testing.assert_allclose(placed.context.values[0], whole.values[0], atol=2e-5)
+    # The first chunk stands where it was computed: exact in every layer.
+    first = len(prefix.token_ids) + len(order[0].token_ids)
+    np.testing.assert_allclose(
+        placed.context.keys[:, :, :first], whole.keys[:, :, :first], atol=2e-4
+    )
+    frequencies = rotary_frequencies(model)
+    far = moved(moved(chunks[0], 8_000, frequencies), chunks[0].start, frequencies)
+    np.testing.assert_allclose(far.keys, chunks[0].keys, atol=2e-5)
+
+
+def test_all_recomputed_is_the_full_run_and_goes_on_like_it(
+    model: LanguageModel, encoded: tuple[Kv, list[Kv], list[int]]
+) -> None:
+    prefix, chunks, question = encoded
+    placed = place_chunks(
+        model, prefix, [chunks[1], chunks[0], chunks[2]], question, recompute_ratio=1.0
+    )
+    count = sum(len(chunk.token_ids) for chunk in chunks) - len(chunks[1].token_ids) * (
+        chunks[1].start == len(prefix.token_ids)
+    )
+    assert len(placed.recomputed) == count
+    step = run_placed(model, placed)
+    np.testing.assert_allclose(step.logits, full_logits(model, placed), atol=5e-4)
+    ids = [*placed.context.token_ids.tolist(), *placed.question_ids]
+    expected = model.generate(ids, tokens=6)
+    first = int(np.argmax(step.logits[-1]))
+    found = [first, *model.generate([first], tokens=5, cache=step.cache)]
+    assert found[: len(expected)] == expected
+
+
+def test_choice_by_deviation_comes_nearer_than_chance(
+    model: LanguageModel, encoded: tuple[Kv, list[Kv], list[int]]
+) -> None:
+    prefix, chunks, question = encoded
+    order = [chunks[1], chunks[2], chunks[0]]
+    gaps: dict[str, float] = {}
+    for choice in ("none", "random", "first", "deviation"):
+        runs = []
+        for seed in range(3 if choice == "random" else 1):
+            placed = place_chunks(
+                model, prefix, order, question, recompute_ratio=0.3, choice=choice,
+                rng=random.Random(seed),
+            )  # fmt: skip
+            wanted = (
+                0
+                if choice == "none"
+                else int(0.3 * sum(len(chunk.token_ids) for chunk in order[1:]))
+            )
+            assert len(placed.recomputed) == wanted
+            gap = run_placed(model, placed).logits - full_logits(model, placed)
+            runs.append(float(np.sqrt(np.mean(gap**2))))
+        gaps[choice] = float(np.mean(runs))
+    assert gaps["deviation"] < gaps["random"]
+    assert gaps["deviation"] < gaps["none"]
+
+
+def test_gate_measures_and_remembers(model: LanguageModel, tmp_path: Path) -> None:
+    prompts = [GatePrompt(SYSTEM, CHUNKS[::-1], QUESTION)]
+    report = measure_gate(model, prompts)
+    assert report.positions == len(model.encode(QUESTION))
+    assert 0.0 <= report.kl_mean < 1.0
+    assert report.loss_full > 0
+    assert abs(report.loss_gain_ratio) < 0.5
+    strict = dataclasses.replace(KvcacheSettings(), kv_gate_kl_max=1e-9)
+    assert not measure_gate(model, prompts, settings=strict).allowed
+    gate = ChunkGate(tmp_path)
+    assert not gate.allows(model.model_id), "off until it was measured"
+    gate.keep(dataclasses.replace(report, allowed=True))
+    assert ChunkGate(tmp_path).allows(model.model_id)
+    gate.keep(dataclasses.replace(report, allowed=False))
+    assert not ChunkGate(tmp_path).allows(model.model_id)
+    (path,) = tmp_path.iterdir()
+    path.write_text('{"model_id": 3}')
+    assert gate.report_of(model.model_id) is None
+    other = dataclasses.replace(report, model_id="abc", allowed=True)
+    gate.keep(other)
+    assert isinstance(gate.report_of("abc"), GateReport)
+    with pytest.raises(InputError):
+        gate.allows("../abc")
+
+
+def test_wrong_prompts_are_the_callers(
+    model: LanguageModel, encoded: tuple[Kv, list[Kv], list[int]]
+) -> None:
+    prefix, chunks, question = encoded
+    for ratio, choice, asked in (
+        (1.5, "first", question),
+        (0.1, "best", question),
+        (0.1, "first", []),
+    ):
+        with pytest.raises(InputError):
+            place_chunks(model, prefix, chunks, asked, recompute_ratio=ratio, choice=choice)
+    with pytest.raises(InputError):
+        measure_gate(model, [])
+    with pytest.raises(InputError):
+        measure_gate(model, [GatePrompt(SYSTEM, (), QUESTION)])
