@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import bisect
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -102,7 +101,7 @@ def read_hnswlib(path: str | os.PathLike[str], *, dim: int | None = None) -> Hns
 def _check_header(path: Path, header: np.void, file_bytes: int) -> int:
     """Check every header field against the others and the file's size; return dim."""
     value = {name: int(header[name]) for name in _HEADER.names or () if name != "level_factor"}
-    fields: Mapping[str, Any] = _HEADER.fields or {}
+    fields: Any = _HEADER.fields or {}
     at = {name: int(fields[name][1]) for name in value}
 
     def expect(name: str, wanted: int) -> None:
