@@ -57,6 +57,7 @@ help: ## list the targets
 	@printf 'make demo    restart a search service cold and see it answer warm (DEMO_ARGS=...)\n'
 	@printf 'make test    all tests (TEST_ARGS=... goes to pytest)\n'
 	@printf 'make bench   the benchmarks at their small sizes; they print, and never fail on time\n'
+	@printf 'make bench-full   each of them at its default size: long\n'
 	@printf 'make lint    formatting, lint rules, types, and the native stub\n'
 	@printf 'make sanitize   native tests under address, undefined-behaviour and thread sanitizers\n'
 	@printf 'make wheel   source archive and wheel in dist/\n'
@@ -75,6 +76,12 @@ test: $(TEST_STAMP) $(LLM_STAMP) $(NATIVE_STAMP) ## every test
 bench: $(TEST_STAMP) $(BENCH_STAMP) $(LLM_STAMP) $(NATIVE_STAMP) ## small benchmarks, with their output
 	@printf '== benchmarks, small sizes\n'
 	@$(BIN)/pytest -s tests/bench $(BENCH_ARGS)
+
+# Minutes to an hour each; they leave tables and plots in bench-results/.
+.PHONY: bench-full
+bench-full: $(TEST_STAMP) $(BENCH_STAMP) $(LLM_STAMP) $(NATIVE_STAMP) ## each benchmark at its own default size
+	@for script in tests/bench/bench_*.py; do \
+	    printf '== %s\n' "$$script"; $(BIN)/python -P "$$script" $(BENCH_ARGS); done
 
 .PHONY: setup
 setup: $(DEMO_STAMP) $(TEST_STAMP) $(LLM_STAMP) $(NATIVE_STAMP)
