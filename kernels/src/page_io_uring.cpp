@@ -76,7 +76,7 @@ class UringQueue final : public ReadQueue {
   UringQueue() = default;
 
   ~UringQueue() override {
-    while (outstanding_ > 0) (void)wait({}, true);
+    while (outstanding_ > 0) (void)wait_until(kNever, true);
     if (ring_ >= 0) ::close(ring_);
   }
 
@@ -119,7 +119,14 @@ class UringQueue final : public ReadQueue {
   }
 
   ReadRequest* wait(const Deadline& until, bool all) override {
-    const Clock::time_point end = until.value_or(kNever);
+    return wait_until(until ? *until : kNever, all);
+  }
+
+  std::size_t outstanding() const noexcept override { return outstanding_; }
+  bool reusable() const noexcept override { return outstanding_ == 0 && !broken_; }
+
+ private:
+  ReadRequest* wait_until(Clock::time_point end, bool all) {
     for (;;) {
       if (ReadRequest* request = reap()) {
         --outstanding_;
@@ -145,10 +152,6 @@ class UringQueue final : public ReadQueue {
     }
   }
 
-  std::size_t outstanding() const noexcept override { return outstanding_; }
-  bool reusable() const noexcept override { return outstanding_ == 0 && !broken_; }
-
- private:
   void push(ReadRequest& request) noexcept {
     request.next = nullptr;
     if (backlog_tail_ == nullptr) {
