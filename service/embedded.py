@@ -181,7 +181,7 @@ def build(
     vectors: Any,
     ids: Any = None,
     *,
-    metric: Literal["ip", "cosine", "l2"] = "cosine",
+    metric: Literal["ip", "cosine", "l2"] = "ip",
     m: int = 16,
     ef_construction: int = 200,
     heat: Mapping[Any, float] | None = None,
@@ -195,7 +195,8 @@ def build(
         vectors: float32 or float16, shape (n, dim), finite; may be a memory map. Under cosine they
             are stored at unit length.
         ids: n integers or strings, all different; None means 0 ... n - 1.
-        metric: Inner product, cosine, or squared L2 distance.
+        metric: Inner product (the default; for unit vectors the same as cosine), cosine, or squared
+            L2 distance.
         m: Links per node and level, twice that on the lowest; 2 to 128.
         ef_construction: Width of the walk that finds a new node's neighbors.
         heat: Weight by id; hot vectors are sealed side by side.
