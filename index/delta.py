@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import hnswlib
@@ -33,6 +33,7 @@ _EF_CONSTRUCTION: Final = 100
 _EF_SEARCH: Final = 128
 _FILTERS_KEPT_MAX: Final = 64
 _PROBES: Final = 64
+_BLOCK_STEP: Final = 256
 _PROBE_K: Final = 10
 
 
@@ -280,10 +281,10 @@ class Delta:
                 )
         return rest
 
-    def build_block(self, view: DeltaView) -> bool:
+    def build_block(self, view: DeltaView, *, go_on: Callable[[], bool] = lambda: True) -> bool:
         """Build the graph of the next full block, if there is one; True when one was built.
 
-        Blocks for seconds; rows and views stay usable meanwhile.
+        Takes seconds; rows and views stay usable meanwhile. Gives up once ``go_on`` says no.
         """
         start = self._blocks[-1].stop if self._blocks else 0
         stop = start + BLOCK_ROWS
@@ -292,7 +293,11 @@ class Delta:
         graph = hnswlib.Index(space=self._metric, dim=self._dim)
         graph.init_index(max_elements=BLOCK_ROWS, M=_M, ef_construction=_EF_CONSTRUCTION)
         graph.set_ef(_EF_SEARCH)
-        graph.add_items(view.vectors[start:stop], np.arange(start, stop), num_threads=1)
+        for first in range(start, stop, _BLOCK_STEP):
+            if not go_on():
+                return False
+            last = min(first + _BLOCK_STEP, stop)
+            graph.add_items(view.vectors[first:last], np.arange(first, last), num_threads=1)
         recall_low = self._recall_low(graph, view, start, stop)
         with self._blocks_lock:
             self._blocks = (*self._blocks, Block(start, stop, graph, recall_low))

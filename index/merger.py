@@ -37,9 +37,9 @@ from stoker.index.sealed import SealedSegment
 from stoker.index.serving import Serving, remove_segment
 from stoker.index.view import SegmentView, View, memory_shares, write_dead
 
-# Searches outweigh it about ten to one; lower still, a busy machine would starve merges until the
-# delta is full.
-_NICENESS: Final = 10
+# Searches outweigh it three to one; lower still, a busy machine would starve merges until the delta
+# is full.
+_NICENESS: Final = 5
 _NAVIGATION_STAGE: Final = 1
 
 log = structlog.get_logger(__name__)
@@ -54,32 +54,44 @@ class Merger:
     """
 
     def __init__(self, serving: Serving, store: DocumentStore) -> None:
-        """Start the background thread."""
+        """Start the background threads: one merges, one links blocks of the delta meanwhile."""
         self.heat_source: Callable[[], Mapping[Any, float]] | None = None
         self.failures = 0
         self._serving = serving
         self._store = store
         self._settings = serving.settings
         self._lock = threading.Lock()
-        self._wake = threading.Event()
-        self._worker = threading.Thread(target=self._work, name="stoker-merge", daemon=True)
-        self._worker.start()
+        self._merge_due = threading.Event()
+        self._block_due = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._run, args=(due, step), name=f"stoker-{name}", daemon=True)
+            for name, due, step in (
+                ("merge", self._merge_due, self._merge_if_due),
+                ("delta", self._block_due, self._link_blocks),
+            )
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def notice_changes(self) -> None:
-        """Wake the background thread if what changed is worth its while."""
+        """Wake the background threads if what changed is worth their while."""
         delta = self._serving.view.delta
-        if self._is_due(delta.row_count) or delta.block_is_due:
-            self.wake()
+        if self._is_due(delta.row_count):
+            self._merge_due.set()
+        if delta.block_is_due:
+            self._block_due.set()
 
     def wake(self) -> None:
-        """Have the background thread look now."""
-        self._wake.set()
+        """Have the background look for a merge now."""
+        self._merge_due.set()
 
     def stop(self) -> None:
-        """Wait for the background thread to end; the collection refuses work already."""
-        self._wake.set()
-        if self._worker is not threading.current_thread():
-            self._worker.join()
+        """Wait for the background threads to end; the collection refuses work already."""
+        for due in (self._merge_due, self._block_due):
+            due.set()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join()
 
     def _is_due(self, rows: int) -> bool:
         return 0 < self._settings.merge_rows <= rows
@@ -176,8 +188,7 @@ class Merger:
 
         def build() -> None:
             try:
-                with contextlib.suppress(OSError):
-                    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+                _lower_priority()
                 sealed, size = build_merged(
                     self._serving.path,
                     view,
@@ -269,18 +280,16 @@ class Merger:
         except (OSError, StokerError) as error:
             log.warning("index.clean_up_failed", path=str(self._serving.path), error=str(error))
 
-    def _work(self) -> None:
-        """Link full blocks of the delta and merge, when woken, until the collection closes."""
+    def _run(self, due: threading.Event, step: Callable[[], None]) -> None:
+        """Do ``step`` whenever ``due`` is set, until the collection closes."""
+        _lower_priority()
         while True:
-            self._wake.wait()
-            self._wake.clear()
+            due.wait()
+            due.clear()
             if self._serving.closed:
                 return
             try:
-                if self._is_due(self._serving.view.rows.count):
-                    self.merge()
-                else:
-                    self._link_block()
+                step()
             except MergeCancelled:
                 return
             except Exception as error:
@@ -288,12 +297,24 @@ class Merger:
                 self.failures += 1
                 log.error("index.merge_failed", path=str(self._serving.path), error=str(error))
 
-    def _link_block(self) -> None:
-        view = self._serving.view
-        if view.delta.build_block(view.rows):
+    def _merge_if_due(self) -> None:
+        if self._is_due(self._serving.view.rows.count):
+            self.merge()
+
+    def _link_blocks(self) -> None:
+        while True:
+            view = self._serving.view
+            if not view.delta.build_block(view.rows, go_on=lambda: not self._serving.closed):
+                return
             with self._store.writes_paused():
                 now = self._serving.view
                 self._serving.publish(dataclasses.replace(now, rows=now.delta.view()))
+
+
+def _lower_priority() -> None:
+    """Let searches go before this thread, and before those that it starts."""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
 def _load_navigation(sealed: SealedSegment, heat: Mapping[Any, float] | None, kind: IdKind) -> None:
