@@ -254,7 +254,7 @@ class ReuseEvaluation:
             "reuse_rate_false": _ratio(self.reused_false, self.false_pairs),
             "false_share": _ratio(self.reused_false, self.reused),
             "false_share_upper": self.false_share_upper,
-            "within_delta": self.false_share_upper <= self.delta,
+            "within_delta": self.false_share_upper <= self.delta if self.reused else None,
             "bound": self.bound,
             "bound_exposure": self.bound_exposure,
             "bound_errors": self.bound_errors,

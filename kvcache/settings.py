@@ -107,6 +107,13 @@ class KvcacheSettings:
         default=4096 * _MIB,
         metadata={"help": "Files of passage KV kept on disk, oldest use first out; bytes"},
     )
+    kv_storage: str = dataclasses.field(
+        default="float32",
+        metadata={
+            "help": "How KV files keep numbers: float32 (exact), float16, int8 or int4; exact, "
+            "because greedy answers must not change unless someone asks for less"
+        },
+    )
     kv_block_tokens: int = dataclasses.field(
         default=16,
         metadata={
@@ -185,6 +192,10 @@ class KvcacheSettings:
                 raise ConfigError(f"{key}: expected at least 1, found {getattr(self, key)}")
         if not 16 <= self.kv_block_tokens <= 2048:
             raise ConfigError(f"kv_block_tokens: expected 16 to 2048, found {self.kv_block_tokens}")
+        if self.kv_storage not in ("float32", "float16", "int8", "int4"):
+            raise ConfigError(
+                f"kv_storage: expected float32, float16, int8 or int4, found {self.kv_storage!r}"
+            )
         for key in ("reuse_window_s", "kv_gate_kl_max"):
             if not getattr(self, key) > 0.0:
                 raise ConfigError(f"{key}: expected more than 0, found {getattr(self, key)}")

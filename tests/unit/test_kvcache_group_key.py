@@ -1,0 +1,60 @@
+"""Group keys: what came together is named alike, whatever the order of arrival."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from stoker.errors import InputError
+from stoker.kvcache.group_key import GroupKeys
+
+pytest.importorskip("sklearn")
+pytestmark = pytest.mark.models
+
+NEAR = np.array([1.0, 0.0, 0.0]), np.array([0.95, 0.1, 0.0]), np.array([0.9, 0.2, 0.1])
+ASKED = [
+    ("where is my card", NEAR[0], 100.0),
+    ("where has my card got to", NEAR[1], 101.5),
+    ("my card has not come", NEAR[2], 103.0),
+    ("what is the exchange rate", np.array([0.0, 1.0, 0.0]), 102.0),
+]
+
+
+def keys(order: tuple[int, ...]) -> list[str]:
+    groups = GroupKeys(window_s=5.0)
+    for place in order:
+        groups.add(*ASKED[place])
+    return [groups.key_of(text, time_s) for text, _, time_s in ASKED]
+
+
+def test_key_is_the_same_in_every_order() -> None:
+    expected = keys((0, 1, 2, 3))
+    assert all(keys(order) == expected for order in itertools.permutations(range(4)))
+    parts = [dict(part.split(":") for part in key.split("|")) for key in expected]
+    assert [part["win"] for part in parts] == ["100"] * 4
+    assert len({part["grp"] for part in parts[:3]}) == 1
+    assert parts[3]["grp"] == "-"
+    assert parts[0]["grp"] == min(part["sig"] for part in parts[:3])
+    assert all(len(part["sig"]) == 16 for part in parts)
+
+
+def test_window_slides_and_is_bounded() -> None:
+    groups = GroupKeys(window_s=5.0, asked_max=3)
+    groups.add(*ASKED[0])
+    groups.add("where is my card now", NEAR[1], 106.0)
+    assert "grp:-" in groups.key_of(*ASKED[0][::2])
+    for number in range(10):
+        groups.add(f"question{number}x", NEAR[number % 3], 107.0)
+    assert len(groups._window) == 3
+
+
+def test_wrong_input_is_the_callers() -> None:
+    groups = GroupKeys()
+    groups.add(*ASKED[0])
+    for vector in (np.zeros(3), np.ones(4), np.ones((1, 3)), np.full(3, np.inf)):
+        with pytest.raises(InputError):
+            groups.add("x", vector, 1.0)
+    with pytest.raises(InputError):
+        GroupKeys(window_s=0.0)
