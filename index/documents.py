@@ -547,9 +547,26 @@ def _insert(writer: sqlite3.Connection, rows: Sequence[Change]) -> None:
 
 
 def _connect(path: Path, *, writable: bool) -> sqlite3.Connection:
+    if writable:
+        return _connected(path, "mode=rw")
+    try:
+        return _connected(path, "mode=ro")
+    except sqlite3.OperationalError as error:
+        # A log needs files beside it, which a read-only volume cannot have. Without a log the
+        # store is whole in its one file, and nobody can change it there.
+        code = error.sqlite_errorcode & 0xFF
+        wal = Path(f"{path}-wal")
+        if code not in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY) or (
+            wal.exists() and wal.stat().st_size
+        ):
+            raise
+        return _connected(path, "mode=ro&immutable=1")
+
+
+def _connected(path: Path, how: str) -> sqlite3.Connection:
     # The connection is used by one thread at a time, but not always by the same one.
     connection = sqlite3.connect(
-        f"{path.absolute().as_uri()}?mode={'rw' if writable else 'ro'}",
+        f"{path.absolute().as_uri()}?{how}",
         uri=True,
         timeout=_BUSY_MS / 1000,
         isolation_level=None,
@@ -559,10 +576,12 @@ def _connect(path: Path, *, writable: bool) -> sqlite3.Connection:
         # A hostile file must not run anything of its own through a view or a trigger.
         connection.execute("PRAGMA trusted_schema=OFF")
         connection.execute("PRAGMA cell_size_check=ON")
-        if writable:
+        if how == "mode=rw":
             connection.execute("PRAGMA journal_mode=WAL")
             connection.execute("PRAGMA synchronous=FULL")
             connection.execute("PRAGMA journal_size_limit=67108864")
+        else:
+            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     except BaseException:
         connection.close()
         raise

@@ -32,6 +32,7 @@ from stoker.index.generation import (
     Generation,
     IdKind,
     read_current,
+    storage_error,
 )
 from stoker.index.sealed import SealedSegment, SegmentEngine, removable
 from stoker.index.settings import IndexSettings
@@ -177,7 +178,11 @@ class Serving:
         return None if kind is None else ("int" if kind is int else "str")
 
     def _lock_for_writing(self) -> None:
-        self._writer_lock = os.open(self.path / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o644)
+        lock = self.path / LOCK_NAME
+        try:
+            self._writer_lock = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise storage_error(lock, error) from error
         try:
             fcntl.flock(self._writer_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from stoker.errors import CapacityError, CorruptError, InputError, UnavailableError
+from stoker.index import documents as documents_module
 from stoker.index.document_values import Change, check_id, check_tenant, encode_metadata
 from stoker.index.documents import DocumentStore
 
@@ -194,6 +195,30 @@ def test_a_damaged_file_is_an_error_never_a_wrong_row(
             assert float(change.vector[0]) == n
     finally:
         store.close()
+
+
+def test_a_store_on_a_read_only_volume_is_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(path, 3)
+    connected = documents_module._connected
+    tried: list[str] = []
+
+    def read_only(place: Path, how: str) -> sqlite3.Connection:
+        tried.append(how)
+        if how == "mode=ro":
+            error = sqlite3.OperationalError("attempt to write a readonly database")
+            error.sqlite_errorcode = sqlite3.SQLITE_READONLY
+            raise error
+        return connected(place, how)
+
+    monkeypatch.setattr(documents_module, "_connected", read_only)
+    store = DocumentStore.open(path, dim=DIM, writable=False)
+    assert len(list(store.changes(0))) == 3
+    assert tried[:2] == ["mode=ro", "mode=ro&immutable=1"]
+    store.close()
+    # With a log beside it the one file is not all there is: that is no store to guess about.
+    path.with_name("documents.db-wal").write_bytes(b"x")
+    with pytest.raises(UnavailableError, match="readonly"):
+        DocumentStore.open(path, dim=DIM, writable=False)
 
 
 def test_damage_names_the_row_and_goes_on(path: Path) -> None:
