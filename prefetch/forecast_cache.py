@@ -29,13 +29,14 @@ class ForecastCache:
         capacity: int,
         forecast: SessionForecast,
         *,
-        swap_gain: float = 1.25,
-        area_ratio: float = 0.25,
+        swap_gain: float = 1.1,
+        area_ratio: float = 0.5,
     ) -> None:
         self.capacity = capacity
         self.forecast = forecast
         self.swap_gain = swap_gain
         self._area_max = int(capacity * area_ratio)
+        self.area_scale = 1.0  # in [0, 1]; set by what prefetching has been worth
         self._inside = np.zeros(1024, dtype=bool)
         self._size = 0
         self._fresh: set[Hashable] = set()  # brought in ahead and not asked for yet
@@ -97,7 +98,7 @@ class ForecastCache:
         return gone, came
 
     def _swap(self, inside: np.ndarray, rates: np.ndarray) -> None:
-        room = self._area_max - len(self._fresh)
+        room = int(self._area_max * self.area_scale) - len(self._fresh)
         there, away = np.flatnonzero(inside), np.flatnonzero(~inside)
         free = self.capacity - len(there)
         count = min(_SWAPS_MAX, room, len(away))

@@ -19,6 +19,7 @@ from stoker.errors import ConfigError
 from stoker.prefetch.arena import Arena, Switch
 from stoker.prefetch.forecast import SessionForecast
 from stoker.prefetch.forecast_cache import ForecastCache
+from stoker.prefetch.settings import PrefetchSettings
 from stoker.prefetch.shadow import PrefetchAccount
 
 
@@ -64,32 +65,35 @@ class StokerPolicy:
     def __init__(
         self,
         capacity: int,
+        settings: PrefetchSettings | None = None,
         *,
-        swap_gain: float = 1.25,
-        area_ratio: float = 0.25,
-        mini_capacity: int = 65_536,
-        switch_cost: float = 0.08,
-        refetch_per_miss: int = 2,
         forecast_capacity_max: int = 250_000,
     ) -> None:
+        """Start empty.
+
+        Args:
+            capacity: How many units fit; at least 1.
+            settings: Its ``placement_`` settings; None means the defaults.
+            forecast_capacity_max: Above this capacity the forecast does not compete: it looks at
+                all it knows once per request.
+        """
+        config = settings or PrefetchSettings()
         if capacity < 1:
             raise ConfigError(f"capacity must be >= 1, got {capacity}")
         self.capacity = capacity
-        self._swap_gain = swap_gain
-        self._area_ratio = area_ratio
+        self._config = config
         self._forecast_capacity_max = forecast_capacity_max
         self._forecast: ForecastCache | None = None
         self.arena = Arena(
             capacity,
-            mini_capacity=mini_capacity,
-            switch_cost=switch_cost,
-            refetch_per_miss=refetch_per_miss,
+            mini_capacity=config.placement_mini_capacity,
+            switch_cost=config.placement_switch_cost,
+            refetch_per_miss=config.placement_refetch_per_miss,
         )
         self.prefetch = PrefetchAccount()
         self._asked: dict[Hashable, None] = {}
         self._session: Hashable | None = None
         self._time_s = 0.0
-        self._refetch_per_miss = refetch_per_miss
         self._prefetch_enabled = True
 
     @property
@@ -100,7 +104,8 @@ class StokerPolicy:
     @prefetch_enabled.setter
     def prefetch_enabled(self, enabled: bool) -> None:
         self._prefetch_enabled = enabled
-        self.arena.refetch_per_miss = self._refetch_per_miss if enabled else 0
+        kept = self._config.placement_refetch_per_miss
+        self.arena.refetch_per_miss = kept if enabled else 0
 
     @property
     def active(self) -> str:
@@ -166,8 +171,8 @@ class StokerPolicy:
         self._forecast = ForecastCache(
             self.capacity,
             SessionForecast(keys_max=keys_max),
-            swap_gain=self._swap_gain,
-            area_ratio=self._area_ratio,
+            swap_gain=self._config.placement_swap_gain,
+            area_ratio=self._config.placement_area_ratio,
         )
         self.arena.enter(self._forecast)
         return True
@@ -194,6 +199,7 @@ class StokerPolicy:
                     self.prefetch.issued(key, evicted, self._time_s)
                 moves.append(Move(key, evicted, ahead))
         self._asked = {}
+        forecast.area_scale = self.prefetch.area_scale()
         return moves
 
     def explain(self, key: Hashable) -> dict[str, float]:

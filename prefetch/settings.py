@@ -98,6 +98,25 @@ class PrefetchSettings:
         16 << 20,
         "A warm-up's load calls are cut at this size, so that a deadline hits evenly. Bytes.",
     )
+    placement_swap_gain: float = _setting(
+        1.1,
+        "A key is fetched ahead only if expected so many times more than the one that makes "
+        "room; higher reads less and hits a little less. Ratio, >= 1.",
+    )
+    placement_area_ratio: float = _setting(
+        0.5, "Share of the room that keys fetched ahead and not asked for yet may take. Ratio."
+    )
+    placement_mini_capacity: int = _setting(
+        65_536, "Up to this capacity the arena's caches see every key; beyond, a sample. Count."
+    )
+    placement_switch_cost: float = _setting(
+        0.08,
+        "How much of what a resident key brings in one stay a change of policy must win "
+        "back per key that it moves; lower changes more often. Ratio.",
+    )
+    placement_refetch_per_miss: int = _setting(
+        2, "Keys fetched ahead per miss after a change of policy, until content follows. Count."
+    )
     warm_budget_ratio: float = _setting(
         0.2, "Share of a source's bytes that a warm-up may load when no budget is given. Ratio."
     )
@@ -140,6 +159,7 @@ class PrefetchSettings:
             "pagerank_exact_keys_max",
             "pagerank_tick_edges_max",
             "plan_round_bytes",
+            "placement_mini_capacity",
         ):
             if not getattr(self, name) >= 1:
                 raise ConfigError(f"{name} must be >= 1, got {getattr(self, name)!r}")
@@ -149,6 +169,15 @@ class PrefetchSettings:
             )
         if not self.heat_result_weight >= 0.0:
             raise ConfigError(f"heat_result_weight must be >= 0, got {self.heat_result_weight!r}")
+        if not self.placement_swap_gain >= 1.0:
+            raise ConfigError(f"placement_swap_gain must be >= 1, got {self.placement_swap_gain!r}")
+        if not 0.0 <= self.placement_area_ratio <= 1.0:
+            raise ConfigError(
+                f"placement_area_ratio must be in [0, 1], got {self.placement_area_ratio!r}"
+            )
+        for name in ("placement_switch_cost", "placement_refetch_per_miss"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"{name} must be >= 0, got {getattr(self, name)!r}")
         if not 0.0 < self.pagerank_damping < 1.0:
             raise ConfigError(f"pagerank_damping must be in (0, 1), got {self.pagerank_damping!r}")
         if not 0.0 < self.warm_budget_ratio <= 1.0:

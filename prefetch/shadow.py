@@ -5,14 +5,22 @@
 * unused: left without having been asked for;
 * polluting: unused, and the key that made room for it was asked for meanwhile and missed.
 
+What prefetching has been worth sets its room: where it pollutes more than it helps, the room halves
+with each judgement, and it grows back when that has passed.
+
 Source: the definition of pollution is that of the ChampSim project's discussion of prefetchers: a
 prefetch must be unused *and* have cost a miss.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 from dataclasses import dataclass
+
+_JUDGED_MIN = 64  # ended prefetches per judgement
+_SURE = 2.0  # standard deviations by which harm must exceed help (sign test)
+_SCALE_MIN = 1.0 / 64.0  # a little room stays, or it could never be seen to help again
 
 
 @dataclass
@@ -36,6 +44,8 @@ class PrefetchAccount:
         self.polluting = 0
         self._pending: dict[Hashable, _Pending] = {}
         self._victims: dict[Hashable, Hashable] = {}  # who made room -> for whom
+        self._scale = 1.0
+        self._judged = (0, 0, 0)  # ended, useful, polluting at the last judgement
 
     @property
     def pending(self) -> int:
@@ -83,6 +93,22 @@ class PrefetchAccount:
         if pending is not None and pending.victim is not None:
             self._victims.pop(pending.victim, None)
         return pending
+
+    def area_scale(self) -> float:
+        """Return the share of its area that prefetching may use now, in (0, 1].
+
+        Halved when, of the last 64 or more prefetches that ended, significantly more polluted than
+        were useful (sign test, 2 sigma); raised by a quarter otherwise.
+        """
+        ended = self.useful + self.late + self.unused + self.polluting
+        if ended - self._judged[0] >= _JUDGED_MIN:
+            helped = self.useful - self._judged[1]
+            harmed = self.polluting - self._judged[2]
+            harmful = harmed - helped > _SURE * math.sqrt(harmed + helped)
+            factor = 0.5 if harmful else 1.25
+            self._scale = min(1.0, max(_SCALE_MIN, self._scale * factor))
+            self._judged = (ended, self.useful, self.polluting)
+        return self._scale
 
     def to_dict(self) -> dict[str, int]:
         """Return the counts by name."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from stoker.prefetch.arena import Arena
 from stoker.prefetch.candidates import Candidate, Lru
 from stoker.prefetch.forecast import SessionForecast
 from stoker.prefetch.placement import StokerPolicy
+from stoker.prefetch.settings import PrefetchSettings
 from stoker.prefetch.shadow import PrefetchAccount
 
 
@@ -130,7 +132,7 @@ def test_forecast_beats_what_knows_no_sessions() -> None:
 
 
 def test_every_prefetch_ends_in_one_way() -> None:
-    policy = StokerPolicy(40, swap_gain=1.0)
+    policy = StokerPolicy(40, PrefetchSettings(placement_swap_gain=1.0))
     hit_ratio(policy, sessions(800, seed=3))
     account = policy.prefetch
     ended = account.useful + account.late + account.unused + account.polluting
@@ -163,6 +165,23 @@ def test_pollution_needs_an_unused_prefetch_and_a_miss() -> None:
     account.evicted("b")
     account.missed("y")
     assert (account.polluting, account.unused) == (1, 1)
+
+
+def test_prefetching_that_pollutes_loses_its_room() -> None:
+    account = PrefetchAccount()
+    scales = []
+    for round_number in range(20):
+        for i in range(64):
+            account.issued(i, -1 - i, float(round_number))
+            if round_number < 10:
+                account.missed(-1 - i)
+                account.evicted(i)
+            else:
+                account.hit(i, round_number + 0.5)
+        scales.append(account.area_scale())
+    assert scales[:3] == [0.5, 0.25, 0.125]
+    assert min(scales) == 1 / 64
+    assert scales[-1] > scales[9]
 
 
 def test_requests_close_themselves_when_session_or_time_changes() -> None:
@@ -202,3 +221,27 @@ def test_forecast_survives_time_that_stands_jumps_and_returns() -> None:
 def test_capacity_must_be_positive() -> None:
     with pytest.raises(ConfigError):
         StokerPolicy(0)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"placement_swap_gain": 0.9},
+        {"placement_area_ratio": 1.1},
+        {"placement_switch_cost": -1.0},
+        {"placement_mini_capacity": 0},
+        {"heat_weight_recency": 0.4},
+        {"heat_tau_s": 0.0},
+        {"heat_decay": "logarithmic"},
+        {"heat_queue_threshold": 0.9},
+        {"graph_window_chunks": 0},
+        {"graph_transition_chunks": -1},
+        {"heat_result_weight": -1.0},
+        {"pagerank_damping": 1.0},
+        {"warm_budget_ratio": 0.0},
+        {"heat_weight_frequency": float("nan")},
+    ],
+)
+def test_impossible_settings_are_refused_by_name(bad: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(bad))):
+        PrefetchSettings(**bad)
