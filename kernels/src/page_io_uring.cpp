@@ -135,19 +135,16 @@ class UringQueue final : public ReadQueue {
       if (outstanding_ == 0) return nullptr;
       stage();
       const bool past = end != kNever && Clock::now() >= end;
-      if (past && staged_ == 0) {
+      if (past) {
         // One look at the kernel's side: completions may need this thread to run them.
         enter(0, end);
         ReadRequest* request = reap();
         if (request != nullptr) --outstanding_;
         return request;
       }
-      unsigned complete = past ? 0 : 1;
-      if (all && !past) {
-        // With more behind than the ring holds, half of it is enough to go on with.
-        const std::size_t most = backlog_head_ == nullptr ? in_kernel_ : in_kernel_ / 2;
-        complete = std::max(complete, static_cast<unsigned>(most));
-      }
+      // With more behind than the ring holds, half of it is enough to go on with.
+      const std::size_t most = backlog_head_ == nullptr ? in_kernel_ : in_kernel_ / 2;
+      const unsigned complete = all ? std::max(1u, static_cast<unsigned>(most)) : 1u;
       enter(complete, end);
     }
   }
