@@ -360,6 +360,15 @@ class WTinyLfu(Candidate):
             self.gone = newcomer
 
 
+class WideTinyLfu(WTinyLfu):
+    """W-TinyLFU with a quarter of the room as window: for bursts that frequency sees too late."""
+
+    name = "w-tinylfu-wide"
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity, window_ratio=0.25)
+
+
 class DecayedFrequency(Candidate):
     """Evict the least decayed frequency. Counts halve every 50 x capacity accesses.
 
@@ -424,4 +433,12 @@ class DecayedFrequency(Candidate):
         self.gone = key
 
 
-CANDIDATES: tuple[type[Candidate], ...] = (S3Fifo, WTinyLfu, Arc, DecayedFrequency, Sieve, Lru)
+CANDIDATES: tuple[type[Candidate], ...] = (
+    S3Fifo,
+    WTinyLfu,
+    WideTinyLfu,
+    Arc,
+    DecayedFrequency,
+    Sieve,
+    Lru,
+)

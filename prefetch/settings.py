@@ -47,9 +47,9 @@ class PrefetchSettings:
         "exponential forgets faster. (The logarithmic law has no running count.)",
     )
     heat_half_life_s: float = _setting(
-        21600.0,
-        "Age at which an access counts half. Six hours: yesterday still weighs, last month does "
-        "not. Seconds.",
+        86400.0,
+        "Age at which an access counts half. A day: of one, six and 24 hours it made the best "
+        "warm sets on a real RAG trace (bench_prefetch_heat). Seconds.",
     )
     heat_fast_threshold: float = _setting(
         0.85, "Scores above it are loaded now into the fastest tier. Score in [0, 1]."

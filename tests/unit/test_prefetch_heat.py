@@ -61,10 +61,10 @@ def stream(count: int, *, seed: int, step_s: float = 3.0) -> list[Event]:
 def test_demand_follows_the_decay_law() -> None:
     graph = HeatGraph()
     graph.apply([event(T0, "a"), event(T0 + 3600.0, "b")])
-    now = T0 + 21600.0
+    now = T0 + 86400.0
     demand = graph.demand(now)
     assert demand["t", "a"] == pytest.approx(0.5, rel=0.003)
-    assert demand["t", "b"] == pytest.approx(1 / (1 + 18000 / 21600), rel=0.003)
+    assert demand["t", "b"] == pytest.approx(1 / (1 + 82800 / 86400), rel=0.003)
 
 
 def test_used_results_count_double_and_documents_nothing() -> None:

@@ -1,0 +1,274 @@
+"""What each piece of the heat score is worth, and what heat costs at a million chunks.
+
+    python tests/bench/bench_prefetch_heat.py
+    python tests/bench/bench_prefetch_heat.py --size-only
+
+Worth: RAGPulse's requests go into the heat; every six hours the top N passages by score are the
+warm set, and the share of the next six hours' accesses that it covers is measured (from the
+first day on). Each row switches one piece off or changes it.
+
+Size: a graph of a million chunks with ten million edges takes events; the time of applying them,
+of a tick (PageRank tracked by push) and of a snapshot is printed, and the process's memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import platform
+import resource
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stoker.prefetch.coupling import coupled_score
+from stoker.prefetch.entropy import AccessEntropy
+from stoker.prefetch.events import SEARCH_PERFORMED, Event
+from stoker.prefetch.granularity import CHUNK
+from stoker.prefetch.heat import HeatGraph
+from stoker.prefetch.regime import sampled, sampling_rate
+from stoker.prefetch.settings import PrefetchSettings
+from stoker.prefetch.traces import Trace, read_trace
+
+DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
+RAGPULSE = DATA / "ragpulse" / "0_trace_days1-4.jsonl"
+START_S = 1_758_081_600.0
+WINDOW_S = 6 * 3600.0
+TENANT = "campus"
+SIZES = (200, 400, 800)
+
+Ranker = Callable[[HeatGraph, float], dict[tuple[str, str], float]]
+Keep = Callable[[Event], bool]
+
+
+def events_of(trace: Trace) -> list[Event]:
+    """Turn a trace's requests into search events."""
+    assert trace.times_s is not None
+    assert trace.sessions is not None
+    starts = np.flatnonzero(np.diff(trace.requests, prepend=-1))
+    ends = np.append(starts[1:], len(trace))
+    events = []
+    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+        chunks = tuple(str(key) for key in trace.keys[start:end].tolist())
+        time_s = START_S + float(trace.times_s[start])
+        session = str(int(trace.sessions[start]))
+        events.append(
+            Event(f"e{start}", SEARCH_PERFORMED, time_s, TENANT, session, None, None, chunks, {})
+        )
+    return events
+
+
+def coverage(
+    events: Sequence[Event],
+    settings: PrefetchSettings,
+    *,
+    rank: Ranker | None = None,
+    keep: Keep | None = None,
+) -> list[float]:
+    """Return, per size, the share of each next window's accesses that the warm set covers."""
+    graph = HeatGraph(settings)
+    first = events[0].time_s
+    covered = np.zeros(len(SIZES))
+    total = 0
+    at = 0
+    edge = first + WINDOW_S
+    while at < len(events):
+        upto = at
+        while upto < len(events) and events[upto].time_s < edge:
+            upto += 1
+        window = events[at:upto]
+        if edge - first > 86400.0 and window:
+            now = edge - WINDOW_S
+            graph.tick(now)
+            scores = graph.scores(now) if rank is None else rank(graph, now)
+            order = sorted(scores, key=lambda key: (-scores[key], key))
+            asked = [chunk for event in window for chunk in event.chunk_ids]
+            total += len(asked)
+            for which, size in enumerate(SIZES):
+                warm = {chunk for _, chunk in order[:size]}
+                covered[which] += sum(chunk in warm for chunk in asked)
+        graph.apply([event for event in window if keep is None or keep(event)])
+        at = upto
+        edge += WINDOW_S
+    return (covered / max(1, total)).tolist()
+
+
+def _coupled(graph: HeatGraph, now_s: float) -> dict[tuple[str, str], float]:
+    """Score by freshness and the predictability of all accesses, gated."""
+    demand = graph.demand(now_s)
+    entropy = AccessEntropy(decay=1.0)
+    for (_, chunk), weight in demand.items():
+        for _ in range(int(weight) + 1):
+            entropy.add(chunk)
+    norm = entropy.normalised
+    fresh = {key: float(np.exp(-(now_s - graph._last[i]) / 3600.0)) for i, key in _keys(graph)}
+    return {key: coupled_score(fresh[key], norm) for key in demand}
+
+
+def _keys(graph: HeatGraph) -> list[tuple[int, tuple[str, str]]]:
+    return list(enumerate(graph._keys))
+
+
+def _chunk_grain(graph: HeatGraph, now_s: float) -> dict[tuple[str, str], float]:
+    return {key: CHUNK.heat(now_s - float(graph._last[i])) for i, key in _keys(graph)}
+
+
+def _with_related(graph: HeatGraph, now_s: float) -> dict[tuple[str, str], float]:
+    scores = graph.demand(now_s)
+    top = max(scores.values(), default=1.0)
+    for key, mass in graph.related(now_s, minutes=5.0).items():
+        scores[key] = scores.get(key, 0.0) + top * mass
+    return scores
+
+
+def worth(events: Sequence[Event]) -> list[dict[str, Any]]:
+    """Measure the score and its variants; one row a variant."""
+    base = PrefetchSettings()
+    change = dataclasses.replace
+
+    def weights(frequency: float, recent: float, pagerank: float) -> PrefetchSettings:
+        return change(
+            base,
+            heat_weight_frequency=frequency,
+            heat_weight_recency=recent,
+            heat_weight_pagerank=pagerank,
+        )
+
+    entropy = AccessEntropy()
+
+    def by_entropy(event: Event) -> bool:
+        for chunk in event.chunk_ids:
+            entropy.add(chunk)
+        return sampled(event.id, sampling_rate(entropy.bits))
+
+    variants: list[tuple[str, PrefetchSettings, Ranker | None, Keep | None]] = [
+        ("score 0.5 / 0.3 / 0.2 (the default)", base, None, None),
+        ("without recency", weights(5 / 7, 0.0, 2 / 7), None, None),
+        ("without PageRank", weights(5 / 8, 3 / 8, 0.0), None, None),
+        ("frequency only", weights(1.0, 0.0, 0.0), None, None),
+        ("recency only", weights(0.0, 1.0, 0.0), None, None),
+        ("PageRank only", weights(0.0, 0.0, 1.0), None, None),
+        ("decayed demand (what a warm plan uses)", base, lambda g, t: g.demand(t), None),
+        ("demand, exponential decay", change(base, heat_decay="exponential"), _demand, None),
+        ("demand, half-life 1 h", change(base, heat_half_life_s=3600.0), _demand, None),
+        ("demand, half-life 24 h", change(base, heat_half_life_s=86400.0), _demand, None),
+        ("demand plus personalised PageRank of 5 min", base, _with_related, None),
+        ("demand from 25 % of the events", base, _demand, lambda e: sampled(e.id, 0.25)),
+        ("demand, sampled by entropy (25 % below 4.2 bit)", base, _demand, by_entropy),
+        ("freshness and entropy, gated", base, _coupled, None),
+        ("chunk grain 0.995 per second", base, _chunk_grain, None),
+    ]
+    return [
+        {"variant": label, "coverage": coverage(events, settings, rank=rank, keep=keep)}
+        for label, settings, rank, keep in variants
+    ]
+
+
+def _demand(graph: HeatGraph, now_s: float) -> dict[tuple[str, str], float]:
+    return graph.demand(now_s)
+
+
+def size(keys: int, degree: int, *, seed: int) -> dict[str, float]:
+    """Measure a graph of ``keys`` chunks and ``keys * degree`` edges, in CPU seconds."""
+    rng = np.random.default_rng(seed)
+    settings = PrefetchSettings(
+        graph_edges_per_key_max=degree,
+        heat_keys_max=2 * keys,
+        pagerank_exact_keys_max=min(20_000, keys // 2),
+    )
+    graph = HeatGraph(settings)
+    graph._keys = [(TENANT, f"c{i}") for i in range(keys)]
+    graph._numbers = {TENANT: {f"c{i}": i for i in range(keys)}}
+    graph._reserve(keys)
+    graph._edges.landmark = 0.0
+    graph._edges._advance(START_S * graph._edges.rate)
+    graph._edges.targets[:keys] = rng.integers(0, keys, (keys, degree))
+    graph._edges.weights[:keys] = rng.random((keys, degree)) * 2.0**256
+    graph._last[:keys] = START_S
+    graph.watermark_s = START_S
+    graph.tick(START_S)
+    for _ in range(200):
+        graph.tick(START_S)
+        assert graph._tracker is not None
+        if graph._tracker.error_bound < 0.05:
+            break
+    ticks, applies, count = [], [], 2000
+    for turn in range(5):
+        popular = rng.zipf(1.2, (count, 5)) % keys
+        events = [
+            Event(
+                f"{turn}-{i}",
+                SEARCH_PERFORMED,
+                START_S + turn * 60 + i * 0.03,
+                TENANT,
+                f"s{i % 500}",
+                None,
+                None,
+                tuple(f"c{c}" for c in popular[i].tolist()),
+                {},
+            )
+            for i in range(count)
+        ]
+        started = time.process_time()
+        graph.apply(events)
+        applies.append(time.process_time() - started)
+        started = time.process_time()
+        graph.tick(START_S)
+        ticks.append(time.process_time() - started)
+    started = time.process_time()
+    bytes_snapshot = len(graph.to_snapshot())
+    return {
+        "keys": keys,
+        "edges": graph._edges.edge_count(),
+        "events_per_cpu_s": count / float(np.median(applies)),
+        "tick_ms": 1e3 * float(np.median(ticks)),
+        "snapshot_s": time.process_time() - started,
+        "snapshot_mib": bytes_snapshot / (1 << 20),
+        "process_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
+
+
+def render_worth(rows: Sequence[dict[str, Any]]) -> str:
+    """Return a Markdown table."""
+    out = [
+        f"| warm set by | {' | '.join(f'top {n}' for n in SIZES)} |",
+        "|---|" + "---:|" * len(SIZES),
+    ]
+    for row in rows:
+        out.append(f"| {row['variant']} | {' | '.join(f'{c:.3f}' for c in row['coverage'])} |")
+    return "\n".join(out) + "\n"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmark from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("--size-only", action="store_true", help="only the million chunks")
+    parser.add_argument("--keys", type=int, default=1_000_000)
+    parser.add_argument("--degree", type=int, default=10)
+    args = parser.parse_args(argv)
+    results: list[Any] = []
+    if not args.size_only:
+        if RAGPULSE.is_file():
+            rows = worth(events_of(read_trace(RAGPULSE, "ragpulse")))
+            results += rows
+            print(render_worth(rows), flush=True)
+        else:
+            print(f"worth: not measured, {RAGPULSE} is not there")
+    for name, value in size(args.keys, args.degree, seed=0).items():
+        print(f"{name:>18}  {value:,.1f}")
+    digest = hashlib.blake2b(json.dumps(results).encode(), digest_size=6).hexdigest()
+    print(
+        f"{platform.platform()}, Python {platform.python_version()}; "
+        f"python {' '.join(sys.argv)}; result {digest}"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

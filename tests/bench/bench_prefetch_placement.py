@@ -1,0 +1,183 @@
+"""Our placement policy beside the reference ones, on every trace of the shared data folder.
+
+    python tests/bench/bench_prefetch_placement.py
+    python tests/bench/bench_prefetch_placement.py --trace web12 --trace multi2
+    python tests/bench/bench_prefetch_placement.py --ablation
+
+RAGPulse (sessions) is run at 100, 200, 400 and 800 passages; the others, which have none, at 1, 5,
+10 and 25 % of their footprint. One set of defaults for all. --ablation leaves out the parts of
+the session forecast one by one, on RAGPulse. The longest trace takes about half an hour.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import platform
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import structlog
+
+from stoker.prefetch import forecast
+from stoker.prefetch.simulation import measured_mask, parse_capacities, parse_policies, simulate
+from stoker.prefetch.traces import Trace, read_trace
+
+DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
+# name, file, format, capacities; the quick ones first
+TRACES = {
+    "ragpulse": ("ragpulse/0_trace_days1-4.jsonl", "ragpulse", "100,200,400,800"),
+    "multi2": ("cache_traces/lirs_multi2.trace.gz", "lines", "1%,5%,10%,25%"),
+    "web12": ("cache_traces/cache2k_web12.trace.xz", "int32be", "1%,5%,10%,25%"),
+    "synthetic": ("mooncake/synthetic_trace.jsonl", "mooncake", "1%,5%,10%,25%"),
+    "conversation": ("mooncake/conversation_trace.jsonl", "mooncake", "1%,5%,10%,25%"),
+    "scarab": ("cache_traces/scarab_scarab-recs.trace.xz", "int64be", "1%,5%,10%,25%"),
+    "orm-night": ("cache_traces/cache2k_orm-night.trace.xz", "int32be", "1%,5%,10%,25%"),
+}
+SIMPLE = ("lru", "lfu-decay", "w-tinylfu", "s3-fifo", "sieve", "arc", "lru-k", "area")
+PARTS: dict[str, tuple[str, ...]] = {
+    "everything": (),
+    "without companions": ("companions", "companions by rank"),
+    "without the last turn": ("last turn", "last turn by rank", "asked again"),
+    "without earlier turns": ("earlier turns",),
+    "without what used to follow": ("used to follow",),
+    "without ranks": ("last turn by rank", "companions by rank", "popularity by rank"),
+    "popularity only": tuple({n for n, _, _ in forecast._TERMS if not n.startswith("popularity")}),
+}
+
+
+def compare(trace: Trace, capacities: str) -> list[dict[str, Any]]:
+    """Run everything on one trace; one row a capacity."""
+    rows = []
+    for capacity in parse_capacities(capacities, trace.footprint):
+        outcomes = {
+            outcome.policy: outcome
+            for outcome in simulate(
+                trace,
+                policies=parse_policies("all"),
+                capacities=[capacity],
+                measured=measured_mask(trace, None),
+            )
+        }
+        best = max(SIMPLE, key=lambda name: outcomes[name].hit_ratio)
+        ours = outcomes["stoker"]
+        rows.append(
+            {
+                "capacity": capacity,
+                "stoker": ours.hit_ratio,
+                "best": best,
+                "best_hit_ratio": outcomes[best].hit_ratio,
+                "belady": outcomes["belady"].hit_ratio,
+                "belady_share": ours.belady_share,
+                "against_best": ours.hit_ratio / max(1e-9, outcomes[best].hit_ratio) - 1.0,
+                "ahead_per_miss": ours.loads_ahead / max(1, ours.loads_demand),
+                "switches": len(ours.switches),
+                "seconds": ours.seconds,
+                "all": {name: outcome.hit_ratio for name, outcome in outcomes.items()},
+            }
+        )
+    return rows
+
+
+@contextmanager
+def left_out(names: Sequence[str]) -> Iterator[None]:
+    """Run with some terms of the forecast switched off."""
+    learn = forecast.SessionForecast._learn
+    kept = np.array([name not in names for name in forecast._NAMES])
+
+    def masked(self: forecast.SessionForecast, known: list[int]) -> None:
+        learn(self, known)
+        self.weights = self.weights * kept
+
+    forecast.SessionForecast._learn = masked  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        forecast.SessionForecast._learn = learn  # type: ignore[method-assign]
+
+
+def ablation(trace: Trace, capacities: str) -> list[dict[str, Any]]:
+    """Run our policy with parts of its forecast left out; one row a variant."""
+    rows = []
+    for label, names in PARTS.items():
+        with left_out(names):
+            outcomes = simulate(
+                trace,
+                policies=["stoker"],
+                capacities=parse_capacities(capacities, trace.footprint),
+                measured=measured_mask(trace, None),
+            )
+        rows.append({"variant": label, "hit_ratios": [o.hit_ratio for o in outcomes]})
+    return rows
+
+
+def render(name: str, trace: Trace, rows: Sequence[dict[str, Any]]) -> str:
+    """Return a Markdown table."""
+    out = [
+        f"{name}: {len(trace):,} accesses, {trace.footprint:,} keys",
+        "",
+        "| room | stoker | best simple one | against it | Belady | of Belady | ahead per miss "
+        "| switches |",
+        "|---:|---:|---|---:|---:|---:|---:|---:|",
+    ]
+    out += [
+        f"| {row['capacity']:,} | {row['stoker']:.4f} | {row['best']} {row['best_hit_ratio']:.4f} "
+        f"| {row['against_best']:+.1%} | {row['belady']:.4f} | {row['belady_share']:.3f} "
+        f"| {row['ahead_per_miss']:.2f} | {row['switches']} |"
+        for row in rows
+    ]
+    return "\n".join(out) + "\n"
+
+
+def render_ablation(rows: Sequence[dict[str, Any]], capacities: str) -> str:
+    """Return a Markdown table."""
+    sizes = capacities.split(",")
+    out = [f"| forecast | {' | '.join(sizes)} |", "|---|" + "---:|" * len(sizes)]
+    for row in rows:
+        cells = " | ".join(f"{ratio:.4f}" for ratio in row["hit_ratios"])
+        out.append(f"| {row['variant']} | {cells} |")
+    return "\n".join(out) + "\n"
+
+
+def stamp(results: Any) -> str:
+    """Return the machine, the command, and a hash of the results."""
+    stable = json.dumps(results, sort_keys=True, default=str).encode()
+    digest = hashlib.blake2b(stable, digest_size=6).hexdigest()
+    return (
+        f"{platform.platform()}, Python {platform.python_version()}; "
+        f"python {' '.join(sys.argv)}; result {digest}"
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmark from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("--trace", action="append", choices=list(TRACES), help="only these")
+    parser.add_argument("--ablation", action="store_true", help="parts of the forecast instead")
+    args = parser.parse_args(argv)
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(30))
+    if not DATA.is_dir():
+        print(f"no traces: {DATA} is not there")
+        return 0
+    results: dict[str, Any] = {}
+    for name in ["ragpulse"] if args.ablation else args.trace or TRACES:
+        file, trace_format, capacities = TRACES[name]
+        trace = read_trace(DATA / file, trace_format)
+        if args.ablation:
+            rows = ablation(trace, capacities)
+            print(render_ablation(rows, capacities))
+        else:
+            rows = compare(trace, capacities)
+            print(render(name, trace, rows), flush=True)
+        results[name] = [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
+    print(stamp(results))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""The small sizes of the prefetch benchmarks: they run, print, and never fail on time."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from stoker.prefetch.traces import Trace
+
+HERE = Path(__file__).parent
+
+
+def load(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, HERE / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, name, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def talk(requests: int) -> Trace:
+    """Sessions of three turns on topics of eight passages, some of them popular; four days."""
+    rng = np.random.default_rng(3)
+    keys = [
+        (int(topic) * 8 + rng.permutation(8)[:4])
+        for topic in np.repeat(rng.zipf(1.3, requests // 3 + 1) % 60, 3)[:requests]
+    ]
+    times = np.sort(rng.random(requests)) * 4 * 86400.0
+    _, numbers = np.unique(np.concatenate(keys), return_inverse=True)
+    return Trace(
+        numbers.astype(np.int64),
+        np.repeat(times, 4),
+        np.repeat(np.arange(requests) // 3, 4),
+        np.repeat(np.arange(requests), 4),
+        int(numbers.max()) + 1,
+    )
+
+
+def test_placement(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    bench = load("bench_prefetch_placement", monkeypatch)
+    trace = talk(600)
+    rows = bench.compare(trace, "20,60")
+    parts = bench.ablation(trace, "20")
+    with capsys.disabled():
+        print(f"\n{bench.render('generated sessions', trace, rows)}")
+        print(bench.render_ablation(parts, "20"))
+    assert [row["capacity"] for row in rows] == [20, 60]
+    assert all(row["stoker"] > row["all"]["lru"] for row in rows)
+    assert len(parts) == len(bench.PARTS)
+
+
+def test_heat(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    bench = load("bench_prefetch_heat", monkeypatch)
+    rows = bench.worth(bench.events_of(talk(600)))
+    sizes = bench.size(5_000, 6, seed=1)
+    with capsys.disabled():
+        print(f"\n{bench.render_worth(rows)}\n{sizes}")
+    assert all(0.0 <= share <= 1.0 for row in rows for share in row["coverage"])
+    assert sizes["edges"] > 25_000
