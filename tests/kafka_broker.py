@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import importlib.metadata
 import os
 import random
 import shutil
@@ -188,8 +189,8 @@ class ApacheKafka(_Process):
         super().__init__(f"Apache Kafka {KAFKA_VERSION}", folder, free_port(), is_apache=True)
         self.jars = jars
         self.secure_bootstrap = f"127.0.0.1:{free_port()}"
-        self.ca_file = folder / "ca.pem"
-        self._make_certificate(folder / "keystore.p12")
+        certificate = certificate_folder(jars.parent)
+        self.ca_file = certificate / "ca.pem"
         self.properties = folder / "server.properties"
         self.properties.write_text(
             _PROPERTIES.format(
@@ -197,7 +198,7 @@ class ApacheKafka(_Process):
                 controller=free_port(),
                 secure=self.secure_bootstrap.rpartition(":")[2],
                 data=folder / "kafka-data",
-                keystore=folder / "keystore.p12",
+                keystore=certificate / "keystore.p12",
                 password=SECURE_PASSWORD,
             )
         )
@@ -215,24 +216,6 @@ class ApacheKafka(_Process):
     def command(self) -> list[str]:
         return [*self._java(), "kafka.Kafka", str(self.properties)]
 
-    def _make_certificate(self, keystore: Path) -> None:
-        """Make a certificate that signs itself, with the tool that comes with Java."""
-        store = ["-keystore", str(keystore), "-storetype", "PKCS12", "-alias", "broker"]
-        store += ["-storepass", SECURE_PASSWORD]
-        make = ["-genkeypair", "-keyalg", "EC", "-groupname", "secp256r1", "-validity", "7"]
-        make += ["-dname", "CN=localhost", "-ext", "san=ip:127.0.0.1,dns:localhost"]
-        export = ["-exportcert", "-rfc", "-file", str(self.ca_file)]
-        for action in (make, export):
-            done = subprocess.run(
-                ["keytool", *action, *store],
-                capture_output=True,
-                text=True,
-                timeout=_START_S_MAX,
-                check=False,
-            )
-            if done.returncode:
-                raise BrokerUnavailable(f"keytool failed: {done.stdout}{done.stderr}")
-
     def _java(self) -> list[str]:
         return ["java", *_JAVA_FLAGS, "-cp", f"{self.jars}/*"]
 
@@ -243,7 +226,8 @@ class NoidaDb(_Process):
     def __init__(self, folder: Path) -> None:
         import noida_db
 
-        super().__init__(f"noida-db {noida_db.__version__}", folder, free_port(), is_apache=False)
+        version = importlib.metadata.version("noida-db")
+        super().__init__(f"noida-db {version}", folder, free_port(), is_apache=False)
         self.binary = Path(noida_db.__file__).parent / "noida-db"
         if not os.access(self.binary, os.X_OK):
             raise BrokerUnavailable(f"{self.binary} cannot be run")
@@ -308,6 +292,34 @@ def fetch_jars() -> Path:
                 raise BrokerUnavailable(f"mvn could not fetch Kafka: {done.stdout[-1000:]}")
             fetched.rename(jars)
     return jars
+
+
+def certificate_folder(cache: Path) -> Path:
+    """Return a loopback certificate that signs itself, made once by the tool that Java brings."""
+    made = cache / "broker-certificate"
+    with (cache / "kafka.lock").open("w") as lock, tempfile.TemporaryDirectory(dir=cache) as name:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if made.is_dir():
+            return made
+        folder = Path(name) / "made"
+        folder.mkdir()
+        store = ["-keystore", str(folder / "keystore.p12"), "-storetype", "PKCS12"]
+        store += ["-alias", "broker", "-storepass", SECURE_PASSWORD]
+        make = ["-genkeypair", "-keyalg", "EC", "-groupname", "secp256r1", "-validity", "3650"]
+        make += ["-dname", "CN=localhost", "-ext", "san=ip:127.0.0.1,dns:localhost"]
+        export = ["-exportcert", "-rfc", "-file", str(folder / "ca.pem")]
+        for action in (make, export):
+            done = subprocess.run(
+                ["keytool", *action, *store],
+                capture_output=True,
+                text=True,
+                timeout=_START_S_MAX,
+                check=False,
+            )
+            if done.returncode:
+                raise BrokerUnavailable(f"keytool failed: {done.stdout}{done.stderr}")
+        folder.rename(made)
+    return made
 
 
 def free_port() -> int:
