@@ -7,6 +7,7 @@ to load is decided by heat that a caller hands in; see `index/README.md` for a q
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -135,13 +136,17 @@ class Segment:
     def _open_native(self, pages: SegmentPages) -> Any:
         m = self.manifest
         calibration = m.calibration
+        # The sum of many coordinates' errors is about normal; that of a few has heavier tails.
+        tails = max(1.0, (32 / m.dim) ** 0.5)
+        code = calibration.code_error if calibration else _CODE_ERROR / m.dim**0.5
+        refine = calibration.refine_error if calibration else _REFINE_ERROR / m.dim**0.5
         layout = _core.SegmentLayout(
             dim=m.dim,
             count=m.count,
             l2=m.metric == "l2",
             entry_row=m.entry_row,
-            code_error=calibration.code_error if calibration else _CODE_ERROR / m.dim**0.5,
-            refine_error=calibration.refine_error if calibration else _REFINE_ERROR / m.dim**0.5,
+            code_error=code * tails,
+            refine_error=refine * tails,
         )
         layout.set_links(pages.stores["links"])
         for level in m.levels:
@@ -257,11 +262,11 @@ class Segment:
                 np.full((count, k), np.nan, np.float32),
                 Summary.nothing_to_do(count),
             )
-        width, walk_share = self._width(k, ef, recall_target)
+        width = self._width(k, ef, recall_target)
         target = self._settings.recall_target if recall_target is None else recall_target
-        # The target is a mean over queries. A query reads when its own expectation is more than
-        # twice as far from perfect as the mean may be; the others make up for what it may lose.
-        rerank = 1.0 - 2.0 * max(1.0 - target / walk_share, 0.0)
+        # The target is a mean over queries: a query reads when its own expectation is half as far
+        # again from perfect as the mean may be, and the others make up for what it may lose.
+        rerank = 1.0 - 1.5 * (1.0 - target)
         rows, scores, facts = self._native.search(
             np.ascontiguousarray(queries, np.float32),
             k=k,
@@ -278,25 +283,24 @@ class Segment:
         )
         return SegmentHits(rows, scores, lambda: self._summarize(rows, facts, k, width))
 
-    def _width(self, k: int, ef: int | None, recall_target: float | None) -> tuple[int, float]:
-        """The walk's width, and the share of the true neighbors that it is expected to meet."""
+    def _width(self, k: int, ef: int | None, recall_target: float | None) -> int:
+        """The walk's width: what was asked for, or what calibration found the target to take."""
+        if ef is not None:
+            return ef
         calibration = self.manifest.calibration
         if calibration is None:
-            return (ef or max(64, 2 * k)), 1.0
-        scale = max(k / calibration.k, 1.0)
-        if ef is not None:
-            at = int(np.searchsorted(calibration.ef, ef / scale, side="right")) - 1
-            return ef, max(calibration.recall_mean[max(at, 0)], 0.5)
+            return max(64, 2 * k)
         target = self._settings.recall_target if recall_target is None else recall_target
         # Half of what may be lost is left to the walk, whose calibration speaks of the worst kind
         # of query, half to the re-rank.
         wanted = 1.0 - (1.0 - target) / 2.0
-        for width, mean in zip(calibration.ef, calibration.recall_mean, strict=True):
-            if mean >= wanted:
-                return max(int(np.ceil(width * scale)), k), mean
-        return max(int(np.ceil(calibration.ef[-1] * scale)), k), max(
-            calibration.recall_mean[-1], 0.5
+        enough = (
+            width
+            for width, mean in zip(calibration.ef, calibration.recall_mean, strict=True)
+            if mean >= wanted
         )
+        width = next(enough, calibration.ef[-1])
+        return max(math.ceil(width * max(k / calibration.k, 1.0)), k)
 
     def _threads(self, queries: int) -> int:
         if queries < 2:
