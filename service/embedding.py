@@ -57,7 +57,7 @@ class Embedder:
         cache: EmbeddingCache | None = None,
         batch_size: int = 16,
         thread_count: int = 2,
-        window_size: int = 256,
+        window_size: int = 128,
     ) -> None:
         if min(batch_size, thread_count, window_size) < 1:
             raise ConfigError("batch_size, thread_count and window_size must be at least 1")

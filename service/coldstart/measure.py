@@ -29,6 +29,7 @@ from stoker.service.coldstart.throttle import OWN_DISK, Throttle, Volume
 _log = structlog.get_logger(__name__)
 
 Progress = Callable[[str], None]
+_REPEATS_MIN = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +45,8 @@ class ColdBench:
         index_bytes: Bytes of all pages.
         k, tenant, now_s, first_deadline_ms, ef, recall_target, opener: See `ColdJob`.
         repeats: Cold starts of each mode on each volume.
+        volume_s: After so many seconds on one volume no repeat begins that is not one of the first
+            three; 0 means no such bound.
         timeout_s: Longest that one cold start may take.
     """
 
@@ -62,6 +65,7 @@ class ColdBench:
     opener: str = "stoker.service.embedded:open"
     modes: tuple[str, ...] = MODES
     repeats: int = 3
+    volume_s: float = 0.0
     timeout_s: float = 120.0
 
 
@@ -138,7 +142,11 @@ def _repeats(
     procs_path: str,
     progress: Progress | None,
 ) -> Iterator[ColdRun]:
+    started = time.monotonic()
     for repeat in range(bench.repeats):
+        late = bench.volume_s and time.monotonic() - started > bench.volume_s
+        if late and repeat >= _REPEATS_MIN:
+            return
         for mode in bench.modes:
             if progress is not None:
                 progress(f"{volume.label}: {mode}, {repeat + 1} of {bench.repeats}")

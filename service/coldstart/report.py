@@ -137,10 +137,8 @@ def _cell(spread: Spread, digits: int, *, scale: float = 1.0) -> str:
 
 
 def _check_table(checks: Sequence[Check]) -> str:
-    out = [
-        "<div class='wide'><table class='words'><tr><th>promise</th><th>where</th><th>measured</th><th></th>"
-    ]
-    out.append("</tr>")
+    heads = "".join(f"<th>{head}</th>" for head in ("promise", "where", "measured", ""))
+    out = [f"<div class='wide'><table class='words'><tr>{heads}</tr>"]
     for check in checks:
         word = "held" if check.held else "missed"
         out.append(

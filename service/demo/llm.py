@@ -10,7 +10,8 @@ from stoker.service.demo.options import DemoOptions
 from stoker.service.demo.screen import Screen
 
 _TEXTS = 2
-_JOINED = 12
+_JOINED = 8
+_TOKENS_MAX = 512
 
 
 def show_first_token(options: DemoOptions, screen: Screen) -> dict[str, Any]:
@@ -29,6 +30,6 @@ def show_first_token(options: DemoOptions, screen: Screen) -> dict[str, Any]:
             for place in range(min(_TEXTS, len(passages) // _JOINED))
         ] or passages[:1]
         with screen.bar("texts") as report:
-            measured = measure_first_token(texts, progress=report)
+            measured = measure_first_token(texts, tokens_max=_TOKENS_MAX, progress=report)
         screen.console.print(measured.render(), highlight=False, markup=False)
     return dataclasses.asdict(measured)
