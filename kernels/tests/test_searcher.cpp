@@ -252,9 +252,10 @@ void hostile_links_do_not_crash(std::mt19937& rng) {
 }
 
 void threads_agree(std::mt19937& rng) {
-  Fixture f(400, 32, false, 24 * kPage, rng);   // less than it has: pages come and go
+  Fixture f(400, 32, true, 24 * kPage, rng);   // less than it has: pages come and go
   Searcher searcher(f.pool, f.layout, f.quantizer);
   SearchParams params;
+  params.ef = 200;
   params.rerank_target = 0.99f;
   const auto queries = Fixture::make(40, f.dim, rng);
   std::vector<double> recalls(4, 0);
