@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from stoker.prefetch.pagerank import pagerank
 from stoker.prefetch.settings import PrefetchSettings
 from stoker.prefetch.snapshot import SnapshotCorrupt
 
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 T0 = 1_760_000_000.0
 SMALL = PrefetchSettings(graph_edges_per_key_max=4, graph_sessions_max=5)
 
@@ -240,3 +242,15 @@ def test_empty_graph_has_a_snapshot() -> None:
     graph = HeatGraph.from_snapshot(HeatGraph().to_snapshot())
     graph.tick(T0)
     assert graph.scores(T0) == {}
+
+
+def test_golden_snapshot_of_version_2_still_reads() -> None:
+    data = (GOLDEN / "heat-v2.snapshot").read_bytes()
+    graph = HeatGraph.from_snapshot(data)
+    graph.check()
+    assert graph.to_snapshot() == data
+    assert graph.events_applied == 60
+    assert graph.key_count == 22
+    demand = graph.demand(T0 + 1770.0)
+    assert demand["t0", "c0"] == pytest.approx(8.8712084, rel=1e-6)
+    assert demand["t1", "c1"] == pytest.approx(11.8750716, rel=1e-6)
