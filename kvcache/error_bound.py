@@ -26,11 +26,11 @@ from numpy.typing import NDArray
 
 from stoker.errors import InputError
 
-# 1 - q over the grid: 0 is best while no error was seen, near 1 when many were.
-_KEEP: NDArray[np.float64] = np.concatenate([[0.0], np.linspace(0.04, 0.98, 24), [0.99, 0.997]])
-_WEIGHT: NDArray[np.float64] = np.concatenate(
-    [[0.4], np.full(len(_KEEP) - 1, 0.6 / (len(_KEEP) - 1))]
-)
+# 1 - q over the grid. 0 is best while no error was seen; the others are best where errors are that
+# share of what is bounded. The weights, a Beta(1.5, 2.5) shape, favour few errors.
+_KEEP: NDArray[np.float64] = np.concatenate([[0.0], np.linspace(0.02, 0.98, 49)])
+_SHAPE: NDArray[np.float64] = np.sqrt(_KEEP[1:]) * (1.0 - _KEEP[1:]) ** 1.5
+_WEIGHT: NDArray[np.float64] = np.concatenate([[0.15], 0.85 * _SHAPE / _SHAPE.sum()])
 
 
 def _log_wealth(errors: int, total: float) -> float:
@@ -52,7 +52,7 @@ def errors_expected_max(errors: int, alpha: float) -> float:
 
     Returns:
         The largest sum of conditional error chances that the errors seen do not rule out:
-        about 3.9 for none at 5 %, 6.8 for one, and errors + O(sqrt(errors log errors)) for many.
+        about 3.9 for none at 5 %, 6.6 for one, and errors + O(sqrt(errors log errors)) for many.
 
     Raises:
         InputError: ``errors`` is negative or ``alpha`` is outside (0, 1).
@@ -73,22 +73,20 @@ def errors_expected_max(errors: int, alpha: float) -> float:
 
 
 @functools.lru_cache(maxsize=16_384)
-def exposure_needed(share: float, alpha: float, *, errors: int = 0, exposure: float = 0.0) -> float:
-    """Say how much more exposure proves a delta, in units of 1 / delta.
+def exposure_needed(share: float, alpha: float) -> float:
+    """Say how much exposure proves a delta, in units of 1 / delta.
 
     Args:
-        share: The error rate that is expected from now on, as a share of delta; in [0, 1).
+        share: The error rate that is expected, as a share of delta; in [0, 1).
         alpha: As in `errors_expected_max`.
-        errors: Errors seen so far.
-        exposure: Exposure so far, times delta.
 
     Returns:
-        The least E for which E / delta more lookups with E x ``share`` more errors prove delta;
-        infinite where the rate is too near to delta to be proved in reasonable time.
+        The least E for which E / delta lookups with E x ``share`` errors prove delta; infinite
+        where the rate is too near to delta to be proved in reasonable time.
     """
 
-    def missing(more: float) -> float:
-        return _expected_at(errors + share * more, alpha) - exposure - more
+    def missing(exposure: float) -> float:
+        return _expected_at(share * exposure, alpha) - exposure
 
     low, high = 0.0, 4_000.0
     if missing(high) > 0.0:

@@ -11,8 +11,7 @@ import dataclasses
 import hashlib
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NewType
 
@@ -31,6 +30,7 @@ from stoker.kvcache.kv_file import (
     write_kv,
 )
 from stoker.kvcache.language_model import Kv
+from stoker.kvcache.worth import Worth
 
 log = structlog.get_logger(__name__)
 
@@ -131,8 +131,8 @@ class PassageStore:
         self._writing = threading.Lock()  # one writer at a time: a file and its entry agree
         self._entries: dict[UnitId, _Entry] = {}
         self._by_key: dict[ContentKey, UnitId] = {}
-        self._disk_order: OrderedDict[UnitId, None] = OrderedDict()  # oldest use first
-        self._memory: OrderedDict[UnitId, Kv] = OrderedDict()  # oldest use first
+        self._worth = Worth()
+        self._memory: dict[UnitId, Kv] = {}
         self._sticky: set[UnitId] = set()
         self._memory_bytes = self._disk_bytes = 0
         self._next = 0
@@ -155,7 +155,9 @@ class PassageStore:
                 if header.model_id == self._model_id and path.name == self._name(header):
                     found.append((path.stat().st_mtime, path, header))
         for _, path, header in sorted(found, key=lambda item: (item[0], item[1].name)):
-            self._add((header.tenant, header.chunk_id), path, header)
+            key = (header.tenant, header.chunk_id)
+            self._worth.use(key)
+            self._add(key, path, header)
         self._fit_disk(keep=None)
 
     def _name(self, header: KvHeader) -> str:
@@ -179,7 +181,6 @@ class PassageStore:
         self._next += 1
         self._entries[entry.unit] = entry
         self._by_key[key] = entry.unit
-        self._disk_order[entry.unit] = None
         self._disk_bytes += header.file_bytes
         return entry
 
@@ -187,7 +188,6 @@ class PassageStore:
         entry = self._entries.pop(unit)
         if self._by_key.get(entry.key) == unit:
             del self._by_key[entry.key]
-        self._disk_order.pop(unit, None)
         self._disk_bytes -= entry.header.file_bytes
         self._drop_resident(unit)
         self._sticky.discard(unit)
@@ -220,6 +220,7 @@ class PassageStore:
                 previous = self._by_key.get(key)
                 if previous is not None:
                     self._forget(previous)
+                self._worth.use(key)
                 entry = self._add(key, path, header)
                 self._fit_disk(keep=entry.unit)
                 if self._storage == "float32":  # else memory held other numbers than the file
@@ -228,31 +229,31 @@ class PassageStore:
 
     def _fit_disk(self, *, keep: UnitId | None) -> None:
         removed = False
-        for unit in list(self._disk_order):
-            if self._disk_bytes <= self._disk_max:
+        while self._disk_bytes > self._disk_max:
+            unit = self._least_worthy(unit for unit in self._entries if unit != keep)
+            if unit is None:
                 break
-            if unit != keep:
-                self._entries[unit].path.unlink(missing_ok=True)
-                self._forget(unit)
-                self._evictions += 1
-                removed = True
+            self._entries[unit].path.unlink(missing_ok=True)
+            self._forget(unit)
+            self._evictions += 1
+            removed = True
         if removed:
             sync_folder(self._folder)
 
+    def _least_worthy(self, units: Iterable[UnitId]) -> UnitId | None:
+        return min(units, key=lambda unit: self._worth.of(self._entries[unit].key), default=None)
+
     def _make_resident(self, unit: UnitId, kv: Kv, *, sticky: bool = False) -> bool:
-        """Put an entry into memory if older, unpinned ones can make room; return whether it is."""
-        if unit in self._memory:
-            self._memory.move_to_end(unit)
-        else:
+        """Put an entry into memory if less worthy ones can make room; return if it is there."""
+        if unit not in self._memory:
             fixed = sum(self._memory[held].nbytes for held in self._sticky if held in self._memory)
             if fixed + kv.nbytes > self._memory_max:
                 return False
-            for victim in list(self._memory):
-                if self._memory_bytes + kv.nbytes <= self._memory_max:
-                    break
-                if victim not in self._sticky:
-                    self._drop_resident(victim)
-                    self._evictions += 1
+            while self._memory_bytes + kv.nbytes > self._memory_max:
+                victim = self._least_worthy(set(self._memory) - self._sticky)
+                assert victim is not None, "what is sticky was counted to leave room"
+                self._drop_resident(victim)
+                self._evictions += 1
             self._memory[unit] = kv
             self._memory_bytes += kv.nbytes
         if sticky:
@@ -269,14 +270,13 @@ class PassageStore:
         """
         wanted = np.asarray(token_ids, np.int32)
         with self._lock:
+            self._worth.use((tenant, chunk_id))
             unit = self._by_key.get((tenant, chunk_id))
             if unit is None:
                 self._misses += 1
                 return None
-            self._disk_order.move_to_end(unit)
             kv = self._memory.get(unit)
             if kv is not None:
-                self._memory.move_to_end(unit)
                 self._hits += 1
         if kv is None:
             kv = self._read(unit)
@@ -417,7 +417,6 @@ class PassageStore:
             assert self._disk_bytes <= self._disk_max or len(sizes) == 1
             assert set(self._memory) <= set(self._entries)
             assert self._sticky <= set(self._entries)
-            assert set(self._disk_order) == set(self._entries)
             assert {entry.key: unit for unit, entry in self._entries.items()} == self._by_key
             for entry in self._entries.values():
                 assert entry.path.is_file(), entry.path.name

@@ -149,8 +149,9 @@ class _Proof:
 class ReusePolicy:
     """Learns which candidates are safe, and allows them once that is proved.
 
-    At any time one proof stands, and what it selects is reused; another, with a looser cut, is on
-    trial. Trials cost nothing while their picks are refused: the search that follows is the check.
+    At any time one proof may stand, and what it selects is reused; others are on trial. Trials cost
+    nothing while their picks are refused: the search that follows is the check. A new one is begun
+    whenever twice as much is known, since a better selector makes fewer mistakes to be outweighed.
 
     Deterministic: the same decisions, outcomes and coins in the same order give the same answers.
     Not thread-safe: its owner holds a lock.
@@ -172,7 +173,7 @@ class ReusePolicy:
     DRIFT_KEEP = 300  # outcomes that survive a drift alarm
     SETTLING = 1_000.0  # reuses over which the verified share falls to its final value
     CAUTION = 1.3  # forecasts made in hindsight are taken to be this much too good
-    IMPATIENCE = 0.35  # a trial is given up for one that promises to end in this share of the time
+    TRIALS_MAX = 4  # under way at once; the oldest goes first
     WORTH = 1.25  # a looser cut goes on trial if it selects this much more
 
     def __init__(self, *, delta: float, alpha: float, verify_ratio: float) -> None:
@@ -191,26 +192,33 @@ class ReusePolicy:
         self._proofs_begun = 0
         self._reused = 0
         self._standing: _Proof | None = None
-        self._trial: _Proof | None = None
+        self._trials: list[_Proof] = []
+        self._next_trial = min(max(self.TRIAL_MIN / delta, 300.0), 1_000.0)
         self._alarm = DriftAlarm(rate=min(delta, 0.5))
 
     def _alpha_of(self, serial: int) -> float:
         # 1/2, 1/6, 1/12, 1/20, ... of alpha: however often a proof is begun, they sum to alpha.
         return self._alpha / ((serial + 1) * (serial + 2))
 
+    def _leading(self) -> _Proof | None:
+        """Return the proof that stands, or the trial that is nearest to standing."""
+        if self._standing is not None:
+            return self._standing
+        return min(self._trials, key=lambda proof: proof.bound.upper(), default=None)
+
     def bound(self) -> float:
         """Return the proved upper bound on the error chance of what is reused; 1 for none."""
-        proof = self._standing or self._trial
+        proof = self._leading()
         return 1.0 if proof is None else proof.bound.upper()
 
     def exposure(self) -> float:
         """Return how many verified selections the present proof rests on."""
-        proof = self._standing or self._trial
+        proof = self._leading()
         return 0.0 if proof is None else proof.bound.exposure
 
     def errors(self) -> int:
         """Return how many of them were wrong."""
-        proof = self._standing or self._trial
+        proof = self._leading()
         return 0 if proof is None else proof.bound.errors
 
     def decide(self, features: Features, coin: float) -> Verdict:
@@ -226,7 +234,7 @@ class ReusePolicy:
         if self._weights is None:
             return self.refuse()
         chance = _logistic(float(features @ self._weights))
-        chosen = [proof for proof in (self._standing, self._trial) if proof and chance <= proof.cut]
+        chosen = [proof for proof in self._proofs() if chance <= proof.cut]
         proofs = tuple(proof.serial for proof in chosen)
         bound = self.bound()
         standing = self._standing
@@ -236,6 +244,9 @@ class ReusePolicy:
         ratio = max(self._verify_ratio, 0.5 * math.exp(-self._reused / self.SETTLING))
         self._reused += 1
         return Verdict(True, coin < ratio, ratio, chance, bound, proofs)
+
+    def _proofs(self) -> list[_Proof]:
+        return self._trials if self._standing is None else [self._standing, *self._trials]
 
     def refuse(self) -> Verdict:
         """Return the verdict on a candidate that a guard refused: to learn from, not to prove."""
@@ -259,16 +270,24 @@ class ReusePolicy:
             self._fit()
 
     def _count(self, verdict: Verdict, *, wrong: bool) -> None:
-        for proof in (self._standing, self._trial):
-            if proof is not None and proof.serial in verdict.proofs:
+        for proof in self._proofs():
+            if proof.serial in verdict.proofs:
                 proof.bound.add(verify_ratio=verdict.verify_ratio, wrong=wrong)
-        trial = self._trial
-        if trial is not None and trial.bound.upper() <= self._delta:
-            self._standing, self._trial = trial, None
+        for trial in self._trials:
+            if trial.bound.upper() <= self._delta:
+                self._stand(trial)
+                return
+
+    def _stand(self, trial: _Proof) -> None:
+        """Let a proved trial act; what is stricter than it has nothing left to prove."""
+        self._standing = trial
+        self._trials = [other for other in self._trials if other.cut > trial.cut]
+        self._next_trial = min(self._next_trial, self._seen)
 
     def _take_drift(self) -> None:
         """Forget what was learnt before the world changed; what stood is proved no longer."""
-        self._standing = self._trial = None
+        self._standing, self._trials = None, []
+        self._next_trial = self._seen + self.DRIFT_KEEP
         self._reused = 0
         for kept in (self._rows, self._wrong, self._open):
             while len(kept) > self.DRIFT_KEEP:
@@ -280,20 +299,23 @@ class ReusePolicy:
         self._fitted = self._seen
         rows, wrong = np.array(self._rows), np.array(self._wrong)
         self._weights = _fit_logistic(rows, wrong, start=self._weights)
-        if self._seen < min(max(self.TRIAL_MIN / self._delta, 300.0), 1_000.0):
+        if self._seen < self._next_trial:
             return
         logits = np.clip(rows[np.array(self._open)] @ self._weights, -30.0, 30.0)
-        found = self._best_trial(np.sort(1.0 / (1.0 + np.exp(-logits))))
-        if found is not None:
-            serial = self._proofs_begun
-            self._proofs_begun += 1
-            self._trial = _Proof(serial, found, ErrorBound(self._alpha_of(serial)))
+        cut = self._best_cut(np.sort(1.0 / (1.0 + np.exp(-logits))))
+        if cut is None:
+            return
+        serial = self._proofs_begun
+        self._proofs_begun += 1
+        self._next_trial = 2 * self._seen
+        self._trials.append(_Proof(serial, cut, ErrorBound(self._alpha_of(serial))))
+        del self._trials[: -self.TRIALS_MAX]
 
-    def _best_trial(self, chances: Features) -> float | None:
-        """Choose the cut that is proved soonest, or None where the trial under way is as good.
+    def _best_cut(self, chances: Features) -> float | None:
+        """Choose the cut that is proved soonest: strict enough to prove, loose enough to fill.
 
-        Strict enough to be provable, loose enough to fill. Any choice is sound, since a proof
-        counts only what comes after it was begun; this one is quick.
+        Any choice is sound, since a proof counts only what comes after it was begun; this one is
+        quick. None where nothing can be proved, or nothing that selects more than what stands.
 
         Args:
             chances: Expected errors of past candidates, rising.
@@ -302,43 +324,27 @@ class ReusePolicy:
             return None
         alpha = self._alpha_of(self._proofs_begun)
         means = np.cumsum(chances) / np.arange(1, len(chances) + 1)
-
-        def lookups(count: int, level: float, errors: int, exposure: float) -> float:
-            """Candidates, selected or not, until ``count`` of ``len(chances)`` prove delta."""
-            share = self.CAUTION * float(means[count - 1]) / self._delta
-            if share >= 0.8:
-                return math.inf
-            # Shares are rounded up: fewer distinct values to solve for.
-            more = exposure_needed(
-                math.ceil(40.0 * share) / 40.0, level, errors=errors,
-                exposure=round(exposure * self._delta, 1),
-            )  # fmt: skip
-            return more / self._delta * len(chances) / count
-
-        def count_of(proof: _Proof | None) -> int:
-            return 0 if proof is None else int(np.searchsorted(chances, proof.cut, side="right"))
-
-        soonest, best = math.inf, None
+        least = 0.0
+        if self._standing is not None and self._standing.bound.upper() <= self._delta:
+            least = self.WORTH * np.searchsorted(chances, self._standing.cut, side="right")
+        quickest, best = 0.0, None
         for count in np.unique(np.geomspace(10, len(chances), 60).astype(int)):
-            if count >= self.WORTH * count_of(self._standing):
-                wait = lookups(int(count), alpha, 0, 0.0)
-                if wait < soonest:
-                    soonest, best = wait, float(chances[count - 1])
-        trial = self._trial
-        if trial is not None and count_of(trial):
-            bound = trial.bound
-            wait = lookups(count_of(trial), bound.alpha, bound.errors, bound.exposure)
-            if soonest > self.IMPATIENCE * wait:
-                return None
+            share = self.CAUTION * float(means[count - 1]) / self._delta
+            if share >= 0.8 or count < least:
+                continue
+            # Shares are rounded up: fewer distinct values to solve for.
+            speed = count / exposure_needed(math.ceil(40.0 * share) / 40.0, alpha)
+            if speed > quickest:
+                quickest, best = speed, float(chances[count - 1])
         return best
 
     def check(self) -> None:
         """Raise AssertionError on the first broken invariant."""
         assert len(self._rows) == len(self._wrong) == len(self._open) <= self.HISTORY_MAX
-        for proof in (self._standing, self._trial):
-            if proof is not None:
-                proof.bound.check()
-                assert proof.serial < self._proofs_begun
+        assert len(self._trials) <= self.TRIALS_MAX
+        for proof in self._proofs():
+            proof.bound.check()
+            assert proof.serial < self._proofs_begun
         spent = sum(self._alpha_of(serial) for serial in range(self._proofs_begun))
         assert spent <= self._alpha + 1e-12, spent
 

@@ -141,7 +141,7 @@ def test_leftovers_of_a_dead_writer_are_cleared(tmp_path: Path) -> None:
     assert not list((tmp_path / MODEL).iterdir())
 
 
-def test_both_budgets_hold_and_the_longest_unused_goes_first(tmp_path: Path) -> None:
+def test_both_budgets_hold_and_the_least_worthy_goes_first(tmp_path: Path) -> None:
     one = kv_of(10).nbytes
     store = store_in(tmp_path, memory=2 * one, disk=4 * one + 4 * 2_000)
     for number in range(4):
@@ -197,3 +197,30 @@ def test_offer_has_the_fields_that_prefetch_asks_for(tmp_path: Path) -> None:
     assert [field.name for field in dataclasses.fields(LoadOutcome)] == [
         field.name for field in dataclasses.fields(outcome)
     ]
+
+
+def test_novel_contexts_do_not_displace_what_is_used_again(tmp_path: Path) -> None:
+    """A burst of 4 passages, then 60 that never come again with the 4 in between."""
+    one = kv_of(10).nbytes
+    store = store_in(tmp_path, memory=6 * one, disk=12 * one + 24_000)
+    hot = [kv_of(10, number) for number in range(4)]
+
+    def ask_hot() -> int:
+        before = store.counts().hits
+        for number, kv in enumerate(hot):
+            if store.get("acme", f"hot{number}", kv.token_ids.tolist()) is None:
+                store.put("acme", f"hot{number}", kv)
+        return store.counts().hits - before
+
+    ask_hot()
+    burst = ask_hot()
+    assert burst == 4
+    served = 0
+    for number in range(60):
+        kv = kv_of(10, 100 + number)
+        if store.get("acme", f"novel{number}", kv.token_ids.tolist()) is None:
+            store.put("acme", f"novel{number}", kv)
+        if number % 10 == 9:  # 10 novel ones are more than memory holds
+            served += ask_hot()
+        store.check()
+    assert served >= 0.8 * 6 * burst
