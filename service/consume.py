@@ -40,6 +40,7 @@ class Sink(Protocol):
         self, events: Sequence[Event], /, *, arrived_s: Sequence[float] | None = None
     ) -> None:
         """Take a batch, in order; `arrived_s` is when the log took each, Unix seconds."""
+        ...
 
     def to_snapshot(self) -> bytes:
         """Write the whole state."""

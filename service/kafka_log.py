@@ -34,17 +34,12 @@ from typing import Any, Final
 
 import kafka.errors
 import structlog
-from kafka import (
-    AsyncConsumerRebalanceListener,
-    KafkaAdminClient,
-    KafkaConsumer,
-    KafkaProducer,
-    OffsetAndMetadata,
-    TopicPartition,
-)
+from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 from kafka.admin import ConfigResource, ConfigResourceType
+from kafka.consumer.subscription_state import AsyncConsumerRebalanceListener
 from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
 from kafka.net.compat import KafkaNetClient
+from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from stoker.errors import ConfigError, InputError
 from stoker.service.kafka_options import LINGER_S, KafkaOptions

@@ -78,6 +78,7 @@ class TickingSink(Sink, Protocol):
 
     def tick(self, now_s: float) -> None:
         """Do what is done every so often."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)

@@ -100,12 +100,15 @@ class RebalanceListener(Protocol):
             Where to start reading: partition to offset, None for the oldest record there is.
             Partitions left out start at the committed offset, or at the oldest.
         """
+        ...
 
     def partitions_revoked(self, partitions: Sequence[int]) -> Mapping[int, int]:
         """Let partitions go in good order; the offsets returned are committed before they move."""
+        ...
 
     def partitions_lost(self, partitions: Sequence[int]) -> None:
         """Learn that partitions are gone already (a lease ran out); nothing can be committed."""
+        ...
 
 
 class Consumer(Protocol):
@@ -120,6 +123,7 @@ class Consumer(Protocol):
         Raises:
             LogUnavailable: the log cannot be read now; poll again later.
         """
+        ...
 
     def commit(self, offsets: Mapping[int, int]) -> None:
         """Store, per partition, the next offset to read.
@@ -128,19 +132,24 @@ class Consumer(Protocol):
             PartitionLost: a partition belongs to another member now; none was stored.
             LogUnavailable: the log cannot be written now.
         """
+        ...
 
     def assignment(self) -> frozenset[int]:
         """Return the partitions that this member reads now."""
+        ...
 
     def lag(self) -> dict[int, int]:
         """Return per assigned partition how many records are still to be read."""
+        ...
 
     @property
     def resets(self) -> int:
         """How often an offset was out of range and reset since this consumer was made."""
+        ...
 
     def close(self) -> None:
         """Give the partitions back (`partitions_revoked` first) and leave the group."""
+        ...
 
 
 class EventLog(Protocol):
@@ -153,6 +162,7 @@ class EventLog(Protocol):
             ConfigError: it is there with another number of partitions.
             LogUnavailable: the log cannot be reached.
         """
+        ...
 
     def append(self, topic: str, key: bytes, payloads: Sequence[bytes | None]) -> None:
         """Append records of one key, in order; they are durable when this returns.
@@ -162,17 +172,21 @@ class EventLog(Protocol):
                 retry can write them twice (readers count an event id once).
             RecordTooLarge: a payload is longer than the topic takes; none was written.
         """
+        ...
 
     def append_batch(self, topic: str, entries: Sequence[tuple[bytes, bytes | None]]) -> None:
         """Append (key, payload) pairs as `append` does, one acknowledgement for all."""
+        ...
 
     def consumer(
         self, topic: str, group: str, *, listener: RebalanceListener | None = None
     ) -> Consumer:
         """Join a group as a new member."""
+        ...
 
     def offsets(self, topic: str) -> dict[int, tuple[int, int]]:
         """Return per partition the oldest offset there is and the next one to be written."""
+        ...
 
     def check_health(self) -> None:
         """Return if the log answers.
@@ -180,6 +194,8 @@ class EventLog(Protocol):
         Raises:
             LogUnavailable: it does not; the message says what was tried.
         """
+        ...
 
     def close(self) -> None:
         """Release what is held; what was acknowledged stays."""
+        ...
