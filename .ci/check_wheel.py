@@ -64,9 +64,8 @@ def main() -> int:
             print(f"{argument}: {fault}")
         if not faults:
             count = len(zipfile.ZipFile(argument).namelist())
-            print(
-                f"{argument}: {count} files, {Path(argument).stat().st_size:,} bytes, as it should be"
-            )
+            size = Path(argument).stat().st_size
+            print(f"{argument}: {count} files, {size:,} bytes, as it should be")
         code |= bool(faults)
     return code
 
