@@ -226,9 +226,14 @@ class IdTable:
             return ids
         out = np.empty(rows.shape, object)
         flat = out.reshape(-1)
-        for i, row in enumerate(rows.reshape(-1)):
-            if row >= 0:
-                flat[i] = self._text[int(by_row[row]) : int(by_row[row + 1])].decode("utf-8")
+        try:
+            for i, row in enumerate(rows.reshape(-1)):
+                if row >= 0:
+                    flat[i] = self._text[int(by_row[row]) : int(by_row[row + 1])].decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise SegmentFileCorrupt(
+                f"{self.file.path}: the id of row {row} is not UTF-8", path=self.file.path
+            ) from error
         return out
 
     def rows_of(self, ids: Sequence[Any] | NDArray[Any]) -> NDArray[np.int64]:
