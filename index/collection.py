@@ -272,6 +272,13 @@ class Collection:
         )
 
     def _write(self, store: DocumentStore, changes: Sequence[Change]) -> int:
+        # Only what is written settles the type of ids, not what was refused before.
+        kind = _kind_of(changes[0].id)
+        settled = self._serving.claim_id_kind(kind)
+        if kind != settled:
+            raise InputError(
+                f"ids: expected {settled}, as all ids of this collection, found {changes[0].id!r}"
+            )
         offset = store.write(changes)
         if self._merger is not None:
             self._merger.notice_changes()
@@ -287,10 +294,10 @@ class Collection:
     def _checked_ids(self, ids: Sequence[DocumentId] | NDArray[Any]) -> list[DocumentId]:
         values = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
         checked = [check_id(value, f"ids[{i}]") for i, value in enumerate(values)]
+        settled = self._serving.settled_id_kind
         for i, value in enumerate(checked):
-            kind: IdKind = "int" if isinstance(value, int) else "str"
-            settled = self._serving.claim_id_kind(kind)
-            if kind != settled:
+            settled = settled or _kind_of(value)
+            if _kind_of(value) != settled:
                 raise InputError(
                     f"ids[{i}]: expected {settled}, as all ids of this collection, found {value!r}"
                 )
@@ -465,3 +472,7 @@ class Collection:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _kind_of(value: DocumentId) -> IdKind:
+    return "int" if isinstance(value, int) else "str"

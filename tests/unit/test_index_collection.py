@@ -113,6 +113,8 @@ def test_an_upsert_that_cannot_be_kept_is_refused_whole(
 def test_the_first_id_settles_the_kind_of_all(path: Path) -> None:
     with opened(path) as collection:
         assert collection.id_kind is None
+        with pytest.raises(InputError, match="texts: expected 1"):
+            collection.upsert([1], np.zeros((1, DIM)), texts=[])
         collection.upsert(["a"], np.zeros((1, DIM)))
         with pytest.raises(InputError, match="expected str"):
             collection.delete([1])
