@@ -109,8 +109,9 @@ class ConsumeStats:
 class ConsumeLoop:
     """One consumer of one topic with its sink. Owned by one thread; `stats` may be read by others.
 
-    Invariant: the sink holds exactly the events below `_offsets`, per partition, each id once
-    (within the window of ids).
+    Invariant: while `_whole`, the sink holds exactly the events below `_offsets`, per partition,
+    each id once (within the window of ids). A sink that raised in the middle of a batch is not
+    whole, and nothing of it is saved any more: a new loop goes on from the last snapshot.
     """
 
     def __init__(
@@ -150,6 +151,7 @@ class ConsumeLoop:
         self._records = self._events = self._duplicates = self._refused = self._snapshots = 0
         self._unsaved = 0
         self._save_failed = False
+        self._whole = True
         self._last_time_s = 0.0
         self._lag: dict[int, int] = {}
         self._away_since_s: float | None = None
@@ -277,7 +279,7 @@ class ConsumeLoop:
 
     def partitions_revoked(self, partitions: Sequence[int]) -> Mapping[int, int]:
         """Save before partitions go; returns what is committed for them; called by the consumer."""
-        saved = self._write_snapshot() if self._unsaved else True
+        saved = self._write_snapshot() if self._unsaved else self._whole
         self._held -= set(partitions)
         if not saved:
             return {}
@@ -288,6 +290,7 @@ class ConsumeLoop:
         self._held -= set(partitions)
 
     def _apply(self, records: Sequence[Record]) -> None:
+        self._whole = False
         events: list[Event] = []
         arrived_s: list[float] = []
         seen = self._seen
@@ -317,6 +320,7 @@ class ConsumeLoop:
         self._forget(len(seen) - dedup)
         if events:
             self.sink.apply(events, arrived_s=arrived_s)
+        self._whole = True
         self._records += len(records)
         self._events += len(events)
         self._unsaved += len(records)
@@ -330,6 +334,8 @@ class ConsumeLoop:
                 del self._seen[identity]
 
     def _write_snapshot(self) -> bool:
+        if not self._whole:
+            return False
         if self._dead_letters is not None and not self._dead_letters.flush():
             return False
         if self._snapshot_path is not None:

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import logging
 import socket
 import threading
@@ -36,7 +37,6 @@ import kafka.errors
 import structlog
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 from kafka.admin import ConfigResource, ConfigResourceType
-from kafka.consumer.subscription_state import AsyncConsumerRebalanceListener
 from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
 from kafka.net.compat import KafkaNetClient
 from kafka.structs import OffsetAndMetadata, TopicPartition
@@ -56,6 +56,8 @@ from stoker.service.streams import (
 log = structlog.get_logger(__name__)
 
 _FETCH_BYTES: Final = 8 << 20
+# By name: type checkers bring stubs of an older client, which has no such class.
+_AsyncListener: Any = importlib.import_module("kafka").AsyncConsumerRebalanceListener
 
 
 class KafkaLog:
@@ -535,7 +537,7 @@ class KafkaGroupConsumer:
             self._listener.partitions_lost(partitions)
 
 
-class _Listener(AsyncConsumerRebalanceListener):  # type: ignore[misc]
+class _Listener(_AsyncListener):  # type: ignore[misc]
     """Hands the client's rebalance events to the consumer, for its one topic."""
 
     def __init__(self, consumer: KafkaGroupConsumer) -> None:

@@ -322,6 +322,26 @@ def test_partitions_that_move_take_their_offsets_along(world: World) -> None:
     two.close()
 
 
+def test_a_sink_that_breaks_in_a_batch_is_not_saved(world: World) -> None:
+    loop = world.loop(batch_events_max=2)
+    world.add(*[used(name) for name in "abcdef"])
+    loop.step(0.0)
+    loop.save()
+
+    def breaks(*_: Any, **__: Any) -> None:
+        raise RuntimeError("a mistake")
+
+    loop.sink.apply = breaks  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError):
+        loop.step(0.0)
+    loop.close()
+    assert world.log.topic("t").committed("g") == {0: 2}
+    again = world.loop()
+    again.step(0.0)
+    assert ids(again) == list("abcdef")
+    again.close()
+
+
 def test_options_that_make_no_sense_are_refused() -> None:
     for key in ("batch_events_max", "snapshot_events", "snapshot_s", "event_bytes_max"):
         with pytest.raises(ConfigError, match=key):
