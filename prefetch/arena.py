@@ -74,7 +74,7 @@ class Arena:
         half_life_ratio: float = 10.0,
         block_accesses: int = 64,
         switch_cost: float = 0.08,
-        refetch_per_miss: int = 2,
+        refetch_per_miss: int = 4,
     ) -> None:
         self.capacity = capacity
         self._types = tuple(candidates)

@@ -115,7 +115,7 @@ class PrefetchSettings:
         "back per key that it moves; lower changes more often. Ratio.",
     )
     placement_refetch_per_miss: int = _setting(
-        2, "Keys fetched ahead per miss after a change of policy, until content follows. Count."
+        4, "Keys fetched ahead per miss after a change of policy, until content follows. Count."
     )
     warm_budget_ratio: float = _setting(
         0.2, "Share of a source's bytes that a warm-up may load when no budget is given. Ratio."
