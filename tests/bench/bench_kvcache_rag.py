@@ -1,0 +1,158 @@
+"""A real RAG service's prompts (ragpulse): how much of them need not be computed, by tokens.
+
+Ids and lengths only: what is measured is reuse, not answers. Three ways: as a prefix in the order
+as it came, as a prefix with passages arranged, and piece by piece (chunks at any place). The
+unbounded figures come first, then caches of a share of the footprint: ours beside LRU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import platform
+from collections import OrderedDict
+from collections.abc import Hashable
+from pathlib import Path
+
+import pytest
+
+from stoker.kvcache.prompt_order import PromptOrder
+from stoker.kvcache.worth import Worth
+
+KINDS = ("sys_prompt", "passages_ids", "history", "web_search", "user_input")
+FILES = ("1_sys_prompt", "2_passages", "3_history", "4_user_input", "5_web_search")
+Prompt = dict[str, list[int]]
+
+
+def load(folder: Path, limit: int | None) -> tuple[list[Prompt], dict[int, int]]:
+    """Return each request's pieces by kind, and the tokens of each piece."""
+    lengths: dict[int, int] = {}
+    for name in FILES:
+        with (folder / f"{name}.jsonl").open() as file:
+            for line in file:
+                if line.strip():
+                    row = json.loads(line)
+                    identity = next(value for key, value in row.items() if key.endswith("id"))
+                    lengths[identity] = row["token_length"]
+    with (folder / "0_trace_days1-4.jsonl").open() as file:
+        prompts = [json.loads(line)["hash_ids"] for line in file if line.strip()]
+    return prompts[:limit], lengths
+
+
+def pieces(prompt: Prompt) -> list[int]:
+    return [piece for kind in KINDS for piece in prompt[kind]]
+
+
+def prefix_share(prompts: list[list[Hashable]], lengths: dict[int, int]) -> float:
+    """Tokens in prefixes seen before, with an unbounded cache."""
+    seen: set[bytes] = set()
+    hits = total = 0
+    for prompt in prompts:
+        digest, whole, matching = hashlib.blake2b(digest_size=12), [], True
+        for piece in prompt:
+            digest.update(f"{piece},".encode())
+            key = digest.digest()
+            whole.append(key)
+            tokens = lengths[int(str(piece))]
+            total += tokens
+            matching = matching and key in seen
+            hits += tokens * matching
+        seen.update(whole)
+    return hits / total
+
+
+def arranged(
+    prompts: list[Prompt], lengths: dict[int, int], *, head_pieces: int | None
+) -> list[list[Hashable]]:
+    """Arrange passages behind the system prompt, or behind its first pieces only.
+
+    The last piece of this service's system prompt is another one in most requests: passages behind
+    it can share nothing.
+    """
+    order = PromptOrder()
+    found: list[list[Hashable]] = []
+    for prompt in prompts:
+        head = tuple(prompt["sys_prompt"][:head_pieces])
+        distinct = list(dict.fromkeys(prompt["passages_ids"]))
+        passages = order.arrange(distinct, head=head, tokens=dict(lengths))
+        rest = [piece for kind in KINDS[2:] for piece in prompt[kind]]
+        found.append([*head, *passages, *prompt["sys_prompt"][len(head) :], *rest])
+    return found
+
+
+def chunk_share(
+    prompts: list[list[int]], lengths: dict[int, int], *, tokens_max: float, policy: str
+) -> float:
+    """Tokens of pieces found in a cache of ``tokens_max`` tokens."""
+    worth = Worth()
+    cached: OrderedDict[int, None] = OrderedDict()
+    held = hits = total = 0
+    for prompt in prompts:
+        for piece in prompt:
+            total += lengths[piece]
+            worth.use(piece)
+            if piece in cached:
+                hits += lengths[piece]
+                cached.move_to_end(piece)
+            else:
+                cached[piece] = None
+                held += lengths[piece]
+        if held <= tokens_max:
+            continue
+        order = list(cached) if policy == "lru" else sorted(cached, key=worth.of)
+        for victim in order:
+            if held <= tokens_max:
+                break
+            del cached[victim]
+            held -= lengths[victim]
+    return hits / total
+
+
+def measure(folder: Path, limit: int | None) -> dict[str, object]:
+    prompts, lengths = load(folder, limit)
+    flat = [pieces(prompt) for prompt in prompts]
+    footprint = sum(lengths[piece] for piece in {piece for prompt in flat for piece in prompt})
+    row: dict[str, object] = {
+        "requests": len(prompts), "footprint_tokens": footprint,
+        "prefix_as_it_comes": round(prefix_share([list(p) for p in flat], lengths), 4),
+        "prefix_arranged": round(
+            prefix_share(arranged(prompts, lengths, head_pieces=None), lengths), 4
+        ),
+        "prefix_arranged_before_last_system_piece": round(
+            prefix_share(arranged(prompts, lengths, head_pieces=2), lengths), 4
+        ),
+        "chunks_unbounded": round(
+            chunk_share(flat, lengths, tokens_max=float("inf"), policy="lru"), 4
+        ),
+    }  # fmt: skip
+    for share in (0.1, 0.25):
+        for policy in ("lru", "ours"):
+            row[f"chunks_{share:.0%}_{policy}"] = round(
+                chunk_share(flat, lengths, tokens_max=share * footprint, policy=policy), 4
+            )
+    return row
+
+
+def report(row: dict[str, object], command: str) -> str:
+    digest = hashlib.blake2b(json.dumps(row).encode(), digest_size=8).hexdigest()
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+    return f"{json.dumps(row, indent=1)}\nresult {digest}; machine {machine}; command {command}"
+
+
+@pytest.mark.data
+def test_rag_prompts_at_a_small_size(shared_data: Path) -> None:
+    row = measure(shared_data / "ragpulse", limit=600)
+    print(report(row, "pytest tests/bench/bench_kvcache_rag.py"))
+    assert float(str(row["prefix_arranged"])) >= float(str(row["prefix_as_it_comes"]))
+    assert float(str(row["chunks_25%_ours"])) >= float(str(row["chunks_25%_lru"])) - 0.005
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, default=Path(__file__).parents[3] / "shared/data")
+    chosen = parser.parse_args()
+    print(report(
+        measure(chosen.data / "ragpulse", None), "python tests/bench/bench_kvcache_rag.py"
+    ))  # fmt: skip
