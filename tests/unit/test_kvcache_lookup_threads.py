@@ -1,0 +1,65 @@
+"""Lookups, stores and document changes of several tenants at once leave every invariant whole."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+
+from stoker.kvcache.lookup import Fence, LookupReuse, Refusal, Reuse
+from stoker.kvcache.settings import KvcacheSettings
+
+DIM = 12
+
+
+def test_threads_do_not_break_or_mix_anything() -> None:
+    reuse = LookupReuse(
+        KvcacheSettings(reuse_entries_max=60, reuse_exact_entries_max=20, reuse_tenants_max=3)
+    )
+    vectors = np.random.default_rng(11).standard_normal((40, DIM)).astype(np.float32)
+    wrong: list[str] = []
+    failed: list[BaseException] = []
+    offset = {"a": 0, "b": 0, "c": 0}
+
+    def ask(tenant: str, seed: int) -> None:
+        try:
+            rng = np.random.default_rng((13, seed))
+            for _ in range(250):
+                number = int(rng.integers(40))
+                fence = Fence(1, offset[tenant])
+                text = f"what about item{'abcdefghij'[number % 10]}{'klmn'[number // 10]}"
+                decision = reuse.lookup(tenant, text, vectors[number], fence)
+                if isinstance(decision, Reuse):
+                    if any(not found.startswith(tenant) for found in decision.result_ids):
+                        wrong.append(decision.result_ids[0])
+                else:
+                    assert isinstance(decision, Refusal)
+                    ids = [f"{tenant}{number}-{rank}" for rank in range(3)]
+                    reuse.store(
+                        tenant, text, vectors[number], ids, np.ones(3), fence,
+                        similarity_floor=0.9, after=decision,
+                    )  # fmt: skip
+        except BaseException as error:
+            failed.append(error)
+
+    def change(tenant: str) -> None:
+        try:
+            for number in range(60):
+                fence = Fence(1, offset[tenant] + 1)
+                reuse.record_change(
+                    tenant, fence, changed_ids=[f"{tenant}{number % 40}-0"],
+                    vectors=vectors[number % 40][None, :],
+                )  # fmt: skip
+                offset[tenant] += 1
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=ask, args=(t, n)) for n, t in enumerate("aabbcc")]
+    threads += [threading.Thread(target=change, args=(t,)) for t in "abc"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed, failed[0]
+    assert not wrong
+    reuse.check()
