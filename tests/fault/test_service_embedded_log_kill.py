@@ -107,3 +107,24 @@ def numbers_of_single(folder: Path) -> list[int]:
     log.check()
     log.close()
     return [int(v[1]) for v in values]
+
+
+def test_a_full_disk_refuses_and_keeps_what_was_acknowledged(tmp_path: Path) -> None:
+    script = Path(__file__).with_name("child_full_disk.py")
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path), str(400_000)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    acknowledged, failure = done.stdout.splitlines()
+    assert failure.startswith(("LogFull", "LogUnavailable"))
+    assert "t.sqlite" in failure
+    log = EmbeddedLog(tmp_path)
+    log.check()
+    numbers = [int((r.value or b"").split()[0]) for r in log.topic("t").scan(0)]
+    log.close()
+    assert numbers == list(range(int(acknowledged)))
+    assert len(numbers) > 10
