@@ -79,8 +79,10 @@ class WarmPlan:
         limit_reason: Which of the two limits is the tighter one.
         planned_bytes: Sum over the steps; above ``limit_bytes`` only by what stage 0 needs.
         benefit_total: Expected demand over all units, planned or not (hits per unit, summed).
-        predicted_hit_ratio: ``sum(benefit of planned units) / benefit_total``: the share of the
-            expected unit accesses that find their unit resident. 0 where nothing is expected.
+        predicted_hit_ratio: The share of the expected unit accesses that find their unit
+            resident, see `predicted_ratio`. 0 where nothing is expected.
+        unseen_ratio: As given to `plan_warm`.
+        offered_bytes: Bytes of all units, planned or not.
     """
 
     steps: tuple[WarmStep, ...]
@@ -90,6 +92,8 @@ class WarmPlan:
     planned_bytes: int
     benefit_total: float
     predicted_hit_ratio: float
+    unseen_ratio: float = 0.0
+    offered_bytes: int = 0
 
     def explain(self, source: str, kind: str, unit: int) -> str:
         """Say in one sentence why a unit is, or is not, in the plan."""
@@ -127,6 +131,27 @@ def byte_limit(
     if in_time is not None and (budget_bytes is None or in_time < budget_bytes):
         return in_time, SKIP_TIME
     return budget_bytes, SKIP_BUDGET
+
+
+def predicted_ratio(
+    *, covered: float, total: float, unseen_ratio: float, byte_share: float
+) -> float:
+    """Return the expected hit ratio, in [0, 1].
+
+    ``(1 - u) * covered / total + u * byte_share``: of the accesses to what has been asked for
+    before, the covered share hits; those to what never was fall anywhere, so they hit as often as
+    units are resident.
+
+    Args:
+        covered: Benefit of the resident units.
+        total: Benefit of all units; 0 gives 0.
+        unseen_ratio: u, the share of accesses that go to chunks without heat, in [0, 1].
+        byte_share: Resident bytes over all bytes, in [0, 1].
+    """
+    if total <= 0.0:
+        return 0.0
+    seen = min(1.0, covered / total)
+    return (1.0 - unseen_ratio) * seen + unseen_ratio * min(1.0, byte_share)
 
 
 def _check(batch: UnitBatch) -> None:
@@ -262,6 +287,7 @@ def plan_warm(
     bandwidth_bytes_s: float | None = None,
     deadline_s: float | None = None,
     round_bytes: int = 16 << 20,
+    unseen_ratio: float = 0.0,
 ) -> WarmPlan:
     """Choose units by stage, then by benefit, within the tighter of budget and time.
 
@@ -272,6 +298,8 @@ def plan_warm(
         deadline_s: Seconds for loading; counts only together with the bandwidth.
         round_bytes: Load calls are cut at this size; larger reads more at once, smaller keeps
             links and codes closer together when the load is cut short.
+        unseen_ratio: Share of accesses to chunks that have no heat, in [0, 1]: only for the
+            prediction, e.g. `HeatGraph.unseen_ratio`.
 
     Returns:
         The plan. No unit is in it twice; the kept units are a prefix of the order above.
@@ -281,6 +309,8 @@ def plan_warm(
     """
     if round_bytes < 1:
         raise InputError(f"round_bytes must be >= 1, got {round_bytes}")
+    if not 0.0 <= unseen_ratio <= 1.0:
+        raise InputError(f"unseen_ratio must be in [0, 1], got {unseen_ratio}")
     for batch in batches:
         _check(batch)
     limit, limit_reason = byte_limit(
@@ -315,12 +345,20 @@ def plan_warm(
         for batch, units, benefit in zip(offered, left_units, left_benefit, strict=True)
         if units
     )
+    planned_bytes = int(ends[count - 1]) if count else 0
     return WarmPlan(
         steps=_steps(offered, rows, count, round_bytes),
         skips=skips,
         limit_bytes=limit,
         limit_reason=limit_reason,
-        planned_bytes=int(ends[count - 1]) if count else 0,
+        planned_bytes=planned_bytes,
         benefit_total=total,
-        predicted_hit_ratio=min(1.0, covered / total) if total > 0.0 else 0.0,
+        predicted_hit_ratio=predicted_ratio(
+            covered=covered,
+            total=total,
+            unseen_ratio=unseen_ratio,
+            byte_share=planned_bytes / int(ends[-1]),
+        ),
+        unseen_ratio=unseen_ratio,
+        offered_bytes=int(ends[-1]),
     )

@@ -16,7 +16,7 @@ import structlog
 from numpy.typing import NDArray
 
 from stoker.errors import InputError, StokerError
-from stoker.prefetch.plan import WarmPlan, WarmStep, plan_warm
+from stoker.prefetch.plan import WarmPlan, WarmStep, plan_warm, predicted_ratio
 from stoker.prefetch.protocols import (
     ContentKey,
     LoadOutcome,
@@ -66,6 +66,7 @@ def run_warm(
     bandwidth_bytes_s: float | None = None,
     deadline_s: float | None = None,
     round_bytes: int = 16 << 20,
+    unseen_ratio: float = 0.0,
     progress: Progress | None = None,
     clock: Callable[[], float] = time.monotonic,
     wall: Callable[[], float] = time.time,
@@ -83,6 +84,7 @@ def run_warm(
             deadline allows.
         deadline_s: Seconds from now after which no load starts.
         round_bytes: See `plan_warm`.
+        unseen_ratio: See `plan_warm`.
         progress: Called with the mark of each finished stage, in this thread.
         clock: Monotonic seconds; passed in by tests.
         wall: Unix seconds; passed in by tests.
@@ -103,6 +105,7 @@ def run_warm(
         bandwidth_bytes_s=bandwidth_bytes_s,
         deadline_s=deadline_s,
         round_bytes=round_bytes,
+        unseen_ratio=unseen_ratio,
     )
     plan_seconds = clock() - started
     log.info(
@@ -206,14 +209,20 @@ class _Run:
         self._deadline_s = deadline_s
         self._progress = progress
         self._covered = 0.0
+        self._covered_bytes = 0.0
         self._bytes_read = 0
         self._full: set[str] = set()
         self.marks: list[StageMark] = []
         self.error: str | None = None
 
     def covered_ratio(self) -> float:
-        total = self._plan.benefit_total
-        return min(1.0, self._covered / total) if total > 0.0 else 0.0
+        plan = self._plan
+        return predicted_ratio(
+            covered=self._covered,
+            total=plan.benefit_total,
+            unseen_ratio=plan.unseen_ratio,
+            byte_share=self._covered_bytes / plan.offered_bytes if plan.offered_bytes else 0.0,
+        )
 
     def load(self) -> None:
         stage: int | None = None
@@ -278,6 +287,7 @@ class _Run:
         # Which units of a cut-short call came in is not known; their mean benefit is.
         got = (outcome.loaded + outcome.already) / len(step.units)
         self._covered += step.benefit * min(1.0, got)
+        self._covered_bytes += step.bytes * min(1.0, got)
 
 
 def _line(key: _LineKey, tally: _Tally, owner: WarmSource) -> ReceiptLine:

@@ -32,6 +32,7 @@ from stoker.prefetch.entropy import AccessEntropy
 from stoker.prefetch.events import SEARCH_PERFORMED, Event
 from stoker.prefetch.granularity import CHUNK
 from stoker.prefetch.heat import HeatGraph
+from stoker.prefetch.plan import predicted_ratio
 from stoker.prefetch.regime import sampled, sampling_rate
 from stoker.prefetch.settings import PrefetchSettings
 from stoker.prefetch.traces import Trace, read_trace
@@ -97,6 +98,40 @@ def coverage(
         at = upto
         edge += WINDOW_S
     return (covered / max(1, total)).tolist()
+
+
+def calibration(events: Sequence[Event]) -> list[dict[str, float]]:
+    """Compare the predicted with the measured coverage of the warm set; one row a size."""
+    graph = HeatGraph()
+    first, at, edge = events[0].time_s, 0, events[0].time_s + WINDOW_S
+    predicted, measured, total = np.zeros(len(SIZES)), np.zeros(len(SIZES)), 0
+    while at < len(events):
+        upto = at
+        while upto < len(events) and events[upto].time_s < edge:
+            upto += 1
+        asked = [chunk for event in events[at:upto] for chunk in event.chunk_ids]
+        if edge - first > 86400.0 and asked:
+            now = edge - WINDOW_S
+            demand = graph.demand(now)
+            unseen = graph.unseen_ratio(now)
+            order = sorted(demand, key=lambda key: (-demand[key], key))
+            total += len(asked)
+            for which, size in enumerate(SIZES):
+                warm = {chunk for _, chunk in order[:size]}
+                share = predicted_ratio(
+                    covered=sum(demand[key] for key in order[:size]),
+                    total=sum(demand.values()),
+                    unseen_ratio=unseen,
+                    byte_share=0.0,  # what was never asked for is not in a set of passages
+                )
+                predicted[which] += len(asked) * share
+                measured[which] += sum(chunk in warm for chunk in asked)
+        graph.apply(events[at:upto])
+        at, edge = upto, edge + WINDOW_S
+    return [
+        {"size": size, "predicted": p / total, "measured": m / total}
+        for size, p, m in zip(SIZES, predicted.tolist(), measured.tolist(), strict=True)
+    ]
 
 
 def _coupled(graph: HeatGraph, now_s: float) -> dict[tuple[str, str], float]:
@@ -258,6 +293,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             rows = worth(events_of(read_trace(RAGPULSE, "ragpulse")))
             results += rows
             print(render_worth(rows), flush=True)
+            for row in calibration(events_of(read_trace(RAGPULSE, "ragpulse"))):
+                print(
+                    f"top {row['size']}: predicted {row['predicted']:.3f}, "
+                    f"measured {row['measured']:.3f}"
+                )
         else:
             print(f"worth: not measured, {RAGPULSE} is not there")
     for name, value in size(args.keys, args.degree, seed=0).items():

@@ -59,6 +59,9 @@ def test_placement(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
 def test_heat(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     bench = load("bench_prefetch_heat", monkeypatch)
     rows = bench.worth(bench.events_of(talk(600)))
+    for row in bench.calibration(bench.events_of(talk(600))):
+        assert 0.0 <= row["predicted"] <= 1.0
+        assert 0.0 <= row["measured"] <= 1.0
     sizes = bench.size(5_000, 6, seed=1)
     with capsys.disabled():
         print(f"\n{bench.render_worth(rows)}\n{sizes}")

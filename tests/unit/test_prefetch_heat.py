@@ -97,6 +97,16 @@ def test_scores_are_bounded_and_ranked() -> None:
     assert graph.explain(("t", "nobody"), T0) is None
 
 
+def test_unseen_ratio_is_the_weight_of_what_was_asked_once() -> None:
+    graph = HeatGraph()
+    assert graph.unseen_ratio(T0) == 1.0
+    graph.apply([event(T0, "once"), *[event(T0, "often") for _ in range(9)]])
+    assert graph.unseen_ratio(T0) == pytest.approx(0.1, rel=0.01)
+    assert graph.unseen_ratio(T0, "nobody") == 1.0
+    graph.apply([event(T0, "once")])
+    assert graph.unseen_ratio(T0) == 0.0
+
+
 def test_tenants_are_apart() -> None:
     graph = HeatGraph()
     graph.apply([event(T0, "a", tenant="x"), event(T0, "a", tenant="y"), event(T0, "b")])

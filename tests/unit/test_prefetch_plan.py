@@ -97,6 +97,15 @@ def test_explain_says_why_in_and_why_out() -> None:
     assert "not offered" in plan.explain("index", "codes", 2)
 
 
+def test_prediction_allows_for_what_was_never_asked_for() -> None:
+    plan = plan_warm(
+        [batch("vectors", 1, [6.0, 2.0, 1.0, 1.0])], budget_bytes=200, unseen_ratio=0.2
+    )
+    assert plan.predicted_hit_ratio == pytest.approx(0.8 * 0.8 + 0.2 * 0.5)
+    with pytest.raises(InputError, match="unseen_ratio"):
+        plan_warm([], budget_bytes=None, unseen_ratio=1.5)
+
+
 def test_unsorted_batch_is_sorted() -> None:
     plan = plan_warm([batch("vectors", 1, [1.0, 3.0, 2.0])], budget_bytes=200)
     assert plan.steps[0].units.tolist() == [1, 2]
