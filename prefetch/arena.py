@@ -22,6 +22,7 @@ Refetching", NIPS 2002; ours refetches a few keys per miss.
 
 from __future__ import annotations
 
+import zlib
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -50,8 +51,9 @@ class Switch:
 
 
 def _sample_point(key: Hashable) -> int:
-    """Return a point in the sample space that depends on the key alone and mixes integers well."""
-    mixed = (hash(key) * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+    """Return a point in the sample space that depends on the key alone, in every process."""
+    number = key if isinstance(key, int) else zlib.crc32(repr(key).encode())
+    mixed = (number * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
     mixed ^= mixed >> 29
     return ((mixed * 0xBF58476D1CE4E5B9) >> 20) & (_SAMPLE_SPACE - 1)
 
