@@ -102,7 +102,7 @@ class Collection:
         self._serving = Serving(
             self.path,
             mode,
-            engine=engine or NativeEngine(),
+            engine=engine or NativeEngine(apart=True),
             memory_bytes=self._settings.memory_bytes if memory_bytes is None else memory_bytes,
             settings=self._settings,
         )

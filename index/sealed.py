@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 _SELECTIONS_KEPT_MAX: Final = 64
 _ROWS_STEP: Final = 4_096
+# Below it a new process takes longer to start than the build takes.
+APART_ROWS_MIN: Final = 2_000
 
 _DEFAULT_TENANT_ONLY: Final = cast(Equal, parse_filter({"tenant": DEFAULT_TENANT}))
 
@@ -338,6 +340,10 @@ def removable(path: Path) -> Iterator[bool]:
 class NativeEngine:
     """Segments of `stoker.index.segment`, built by `stoker.index.build`."""
 
+    def __init__(self, *, apart: bool = False) -> None:
+        """With ``apart``, build larger segments in a process of their own; see `build_child`."""
+        self._apart = apart
+
     def open(self, path: Path, *, memory_bytes: int | None, settings: IndexSettings) -> OpenSegment:
         """Open the segment in ``path``."""
         from stoker.index.segment import Segment
@@ -358,6 +364,25 @@ class NativeEngine:
         progress: Any,
     ) -> None:
         """Build and seal a segment at ``path``."""
+        if self._apart and isinstance(vectors, np.memmap) and len(vectors) >= APART_ROWS_MIN:
+            from stoker.index.build_child import build_apart
+
+            try:
+                build_apart(
+                    path,
+                    vectors,
+                    ids,
+                    metric=metric,
+                    m=m,
+                    ef_construction=ef_construction,
+                    heat=heat,
+                    threads=threads,
+                    progress=progress,
+                )
+                return
+            except OSError as error:
+                # No second process here: slower for searches, and as right.
+                log.warning("index.build_process_unavailable", error=str(error))
         from stoker.index.build import build_segment
 
         build_segment(

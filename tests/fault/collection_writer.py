@@ -1,7 +1,8 @@
 """The process that crash tests kill: changes and merges a collection, and says what was answered.
 
 Lines on stdout: ``start N`` before step N, ``done N`` once its call has returned. Run with the
-collection's folder, a seed, the number of steps, the engine (brute or native) and the writers.
+collection's folder, a seed, the number of steps, the engine (brute, native, or apart: native in
+a process of its own) and the writers.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import structlog
 
+from stoker.index import sealed
 from stoker.index.collection import Collection
 from stoker.index.settings import IndexSettings
 
@@ -45,7 +47,9 @@ def steps(seed: int, count: int) -> list[tuple[str, list[int], list[list[float]]
 
 def opened(path: str, engine: str) -> Collection:
     settings = IndexSettings(merge_rows=0, segments_max=3)
-    chosen = None if engine == "native" else brute_force_engine()
+    chosen = brute_force_engine() if engine == "brute" else None
+    if engine == "apart":
+        sealed.APART_ROWS_MIN = 1  # Every merge builds in a process of its own.
     return Collection(path, "rw", settings=settings, engine=chosen)
 
 

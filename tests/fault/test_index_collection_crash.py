@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from stoker.index.collection import Collection
@@ -104,7 +105,7 @@ def check_steps(path: Path, seed: int, said: list[str], engine: str) -> None:
     assert contents(collection) == found
     assert collection.count == len(found)
     scores = collection.search(np.zeros(writer.DIM) + 1, 1000)
-    if engine == "native":  # Its scores may come from codes; who is there was compared above.
+    if engine != "brute":  # Its scores may come from codes; who is there was compared above.
         collection.close()
         return
     for value, score in zip(scores.ids.tolist(), scores.scores.tolist(), strict=True):
@@ -162,3 +163,22 @@ def test_death_with_native_segments(tmp_path: Path) -> None:
     said = kill_after(process, lines=-1)
     assert process.returncode == -signal.SIGKILL
     check_steps(path, 7, said, "native")
+
+
+@pytest.mark.parametrize("lines", [9, 30])
+def test_a_building_process_does_not_outlive_its_writer(tmp_path: Path, lines: int) -> None:
+    path = tmp_path / "c"
+    create_collection(path, dim=writer.DIM, metric="l2")
+    process = start(path, 11, engine="apart", writers=1)
+    said: list[str] = []
+    children: set[psutil.Process] = set()
+    for line in process.stdout:
+        said.append(line.strip())
+        children.update(psutil.Process(process.pid).children() if len(said) <= lines else ())
+        if len(said) == lines:
+            process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    _, alive = psutil.wait_procs(children, timeout=60)
+    assert not alive
+    check_steps(path, 11, said, "apart")

@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 
 from stoker.errors import CapacityError, CorruptError, InputError, StokerError, UnavailableError
+from stoker.index import build_child as child_module
 from stoker.index import delta as delta_module
 from stoker.index import generation as generation_module
 from stoker.index import merger as merger_module
+from stoker.index import sealed as sealed_module
 from stoker.index.collection import Collection
 from stoker.index.collection_build import build_collection, create_collection
 from stoker.index.delta import Delta
@@ -572,3 +574,88 @@ def test_half_precision_stays_half_through_merges(tmp_path: Path) -> None:
             assert segment.manifest.vector_dtype == "float16"  # type: ignore[attr-defined]
             rows = segment.rows_of([3])
             np.testing.assert_array_equal(segment.vectors(rows)[0], points[3].astype(np.float32))
+
+
+# -- building apart ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Collection]:
+    """A collection whose every merge builds in a process of its own, with 50 changes to merge."""
+    monkeypatch.setattr(sealed_module, "APART_ROWS_MIN", 1)
+    path = tmp_path / "apart"
+    create_collection(path, dim=DIM, metric="l2")
+    with Collection(path, "rw", settings=MANUAL) as collection:
+        collection.upsert([f"d{i}" for i in range(50)], vectors(50), tenant="a")
+        yield collection
+
+
+def test_a_merge_builds_in_a_process_of_its_own(
+    apart: Collection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Any] = []
+    popen = child_module.subprocess.Popen
+
+    def noted(*args: Any, **more: Any) -> Any:
+        started.append(popen(*args, **more))
+        return started[-1]
+
+    monkeypatch.setattr(child_module.subprocess, "Popen", noted)
+    steps: set[str] = set()
+    report = apart.merge(
+        heat={("a", "d3"): 2.0}, progress=lambda what, done, total: steps.add(what)
+    )
+    assert report.rows == 50
+    assert len(started) == 1
+    assert started[0].returncode is not None
+    assert {"gather", "link"} <= steps
+    apart.check()
+    assert apart.search(vectors(50)[7], 1, ef=50).ids.tolist() == ["d7"]
+    names = {entry.name for entry in (apart.path / "segments").iterdir()}
+    assert names == set(apart.segment_names)
+
+
+def test_where_no_process_can_be_started_the_merge_builds_here(
+    apart: Collection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child_module.sys, "executable", "/nowhere/python")
+    assert apart.merge().rows == 50
+    apart.check()
+
+
+@pytest.mark.parametrize("how", ["dies", "fails", "is stopped"])
+def test_a_building_process_that_ends_early_changes_nothing(
+    apart: Collection, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    if how == "dies":
+        popen = child_module.subprocess.Popen
+
+        def dead(*args: Any, **more: Any) -> Any:
+            process = popen(*args, **more)
+            process.kill()
+            return process
+
+        monkeypatch.setattr(child_module.subprocess, "Popen", dead)
+    progress = None
+    if how == "fails":
+        real = child_module.build_apart
+
+        def elsewhere(path: Path, given: Any, *args: Any, **more: Any) -> None:
+            class Lost:
+                filename, dtype, shape = "/nowhere/vectors", given.dtype, given.shape
+
+            real(path, Lost(), *args, **more)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(child_module, "build_apart", elsewhere)
+    if how == "is stopped":
+
+        def progress(what: str, done: int, total: int) -> None:
+            if what == "link":
+                raise RuntimeError("enough")
+
+    with pytest.raises(RuntimeError if how == "is stopped" else UnavailableError):
+        apart.merge(progress=progress)
+    assert (apart.generation, apart.count) == (1, 50)
+    assert list((apart.path / "segments").iterdir()) == []
+    monkeypatch.undo()
+    assert apart.merge().rows == 50

@@ -1,0 +1,172 @@
+"""What changes cost: searches while a merge runs, merge speed, write amplification, upserts.
+
+    python tests/bench/bench_index_merge.py
+    python tests/bench/bench_index_merge.py --vectors 100000 --dim 384 --rounds 5
+
+Builds a collection of clustered vectors, then repeats: write a share of changes, search while
+nothing else goes on, search while a merge seals the changes, search again. Idle is the time before
+and after each merge together, so that a machine which others use is compared with itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import platform
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from stoker.index.collection import Collection
+from stoker.index.collection_build import build_collection
+from stoker.index.settings import IndexSettings
+
+K = 10
+IDLE_QUERIES = 1_000
+
+
+def clustered(count: int, dim: int, seed: int) -> NDArray[np.float32]:
+    """Return vectors around a few hundred centres, so that neighbors are near and graphs real."""
+    rng = np.random.default_rng(seed)
+    centres = rng.standard_normal((max(8, count // 200), dim))
+    near = centres[rng.integers(0, len(centres), count)]
+    return (near + 0.5 * rng.standard_normal((count, dim))).astype(np.float32)
+
+
+def timed_searches(
+    collection: Collection, queries: NDArray[np.float32], go_on: Callable[[int], bool]
+) -> list[float]:
+    """Search one query after the other while ``go_on``; return milliseconds."""
+    taken: list[float] = []
+    while go_on(len(taken)):
+        query = queries[len(taken) % len(queries)]
+        started = time.perf_counter()
+        collection.search(query, K)
+        taken.append(1_000 * (time.perf_counter() - started))
+    return taken
+
+
+def run(*, vectors: int, dim: int, rounds: int, share: float, seed: int) -> dict[str, Any]:
+    """Measure; returns plain data."""
+    points = clustered(vectors, dim, seed)
+    queries = points[:2_000] + np.float32(0.05)
+    changed = max(1, int(vectors * share))
+    rows: list[dict[str, Any]] = []
+    written = sealed = 0
+    with tempfile.TemporaryDirectory(prefix="stoker-bench-") as scratch:
+        path = Path(scratch) / "c"
+        build_collection(path, points, metric="cosine", ef_construction=100)
+        settings = IndexSettings(merge_rows=0, delta_rows_max=10**7)
+        with Collection(path, "rw", settings=settings) as collection:
+            timed_searches(collection, queries, lambda done: done < IDLE_QUERIES)
+            for number in range(rounds):
+                fresh = clustered(changed, dim, seed + 1 + number)
+                # Half of the changes replace documents, half are new.
+                ids = np.arange(changed) + (changed // 2) * number
+                ids[changed // 2 :] += vectors
+                started = time.perf_counter()
+                for start in range(0, changed, 100):
+                    collection.upsert(ids[start : start + 100], fresh[start : start + 100])
+                upsert_s = time.perf_counter() - started
+                idle = timed_searches(collection, queries, lambda done: done < IDLE_QUERIES)
+                merging, report = _while_merging(collection, queries)
+                idle += timed_searches(collection, queries, lambda done: done < IDLE_QUERIES)
+                written += report.rows
+                sealed += report.rows_from_delta
+                rows.append(
+                    {
+                        "idle_p50_ms": float(np.percentile(idle, 50)),
+                        "idle_p99_ms": float(np.percentile(idle, 99)),
+                        "merging_p50_ms": float(np.percentile(merging, 50)),
+                        "merging_p99_ms": float(np.percentile(merging, 99)),
+                        "searches_while_merging": len(merging),
+                        "merge_rows_per_s": report.rows / report.seconds,
+                        "switch_ms": 1_000 * report.switch_s,
+                        "upserts_per_s": changed / upsert_s,
+                        "segments": len(collection.segment_names),
+                    }
+                )
+            count, names = collection.count, collection.segment_names
+    result = {"count": count, "segments": len(names), "written": written, "sealed": sealed}
+    return {
+        "vectors": vectors,
+        "dim": dim,
+        "changed_per_round": changed,
+        "rounds": rows,
+        "write_amplification": written / sealed,
+        "result_hash": hashlib.sha256(json.dumps(result).encode()).hexdigest()[:16],
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, Linux {platform.release()}",
+        "load_1min": os.getloadavg()[0],
+    }
+
+
+def _while_merging(collection: Collection, queries: NDArray[np.float32]) -> tuple[list[float], Any]:
+    reports: list[Any] = []
+    merge = threading.Thread(target=lambda: reports.append(collection.merge()))
+    merge.start()
+    taken = timed_searches(collection, queries, lambda done: done == 0 or merge.is_alive())
+    merge.join()
+    return taken, reports[0]
+
+
+def render(report: dict[str, Any]) -> str:
+    """Return the report as text: medians over the rounds, and their spread."""
+    rounds = report["rounds"]
+
+    def line(name: str, key: str, unit: str) -> str:
+        values = [row[key] for row in rounds]
+        return (
+            f"  {name:<28} {np.median(values):>10,.2f} {unit:<8} "
+            f"({min(values):,.2f} to {max(values):,.2f})"
+        )
+
+    ratio = [row["merging_p99_ms"] / row["idle_p99_ms"] for row in rounds]
+    return "\n".join(
+        [
+            f"{report['vectors']:,} x {report['dim']}, {report['changed_per_round']:,} changes in "
+            f"each of {len(rounds)} rounds; {report['machine']}, load {report['load_1min']:.1f}",
+            line("search, idle, p50", "idle_p50_ms", "ms"),
+            line("search, idle, p99", "idle_p99_ms", "ms"),
+            line("search, merging, p50", "merging_p50_ms", "ms"),
+            line("search, merging, p99", "merging_p99_ms", "ms"),
+            f"  {'p99 merging / idle':<28} {np.median(ratio):>10,.2f} {'':<8} "
+            f"({min(ratio):,.2f} to {max(ratio):,.2f})",
+            line("merge", "merge_rows_per_s", "rows/s"),
+            line("changes wait for a switch", "switch_ms", "ms"),
+            line("upserts, 100 a call", "upserts_per_s", "rows/s"),
+            f"  {'write amplification':<28} {report['write_amplification']:>10,.2f} rows written "
+            "per row changed",
+            f"  result {report['result_hash']}; command: {' '.join(sys.argv)}",
+        ]
+    )
+
+
+def main(show: Callable[[str], None] = print) -> None:
+    """Parse the flags, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--vectors", type=int, default=20_000, help="default: 20000")
+    parser.add_argument("--dim", type=int, default=384, help="default: 384")
+    parser.add_argument("--rounds", type=int, default=5, help="default: 5")
+    parser.add_argument("--share", type=float, default=0.05, help="changed a round; default: 0.05")
+    parser.add_argument("--seed", type=int, default=1, help="default: 1")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    args = parser.parse_args()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(30))
+    report = run(
+        vectors=args.vectors, dim=args.dim, rounds=args.rounds, share=args.share, seed=args.seed
+    )
+    show(json.dumps(report, indent=2) if args.json else render(report))
+
+
+if __name__ == "__main__":
+    main()

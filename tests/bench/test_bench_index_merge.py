@@ -1,0 +1,29 @@
+"""The small size of `bench_index_merge.py`: it runs, prints, and never fails on time."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).with_name("bench_index_merge.py")
+
+
+def test_searches_while_merging(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = importlib.util.spec_from_file_location("bench_index_merge", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    bench = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "bench_index_merge", bench)
+    monkeypatch.setattr(sys, "argv", ["bench_index_merge.py"])
+    spec.loader.exec_module(bench)
+    monkeypatch.setattr(bench, "IDLE_QUERIES", 200)
+    report = bench.run(vectors=2_000, dim=32, rounds=3, share=0.1, seed=1)
+    with capsys.disabled():
+        print(f"\n{bench.render(report)}")
+    assert len(report["rounds"]) == 3
+    assert report["write_amplification"] >= 1
