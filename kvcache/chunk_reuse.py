@@ -55,7 +55,7 @@ def moved(kv: Kv, start: int, frequencies: NDArray[np.float64]) -> Kv:
     half = kv.keys.shape[-1] // 2
     low, high = kv.keys[..., :half], kv.keys[..., half:]
     keys = np.concatenate([low * cosine - high * sine, high * cosine + low * sine], axis=-1)
-    return Kv(kv.token_ids, keys, kv.values, start)
+    return Kv(kv.token_ids, keys.astype(np.float32, copy=False), kv.values, start)
 
 
 def encode_chunk(model: LanguageModel, prefix: Kv, token_ids: Sequence[int]) -> Kv:
