@@ -226,6 +226,7 @@ class IdTable:
             return ids
         out = np.empty(rows.shape, object)
         flat = out.reshape(-1)
+        row = -1
         try:
             for i, row in enumerate(rows.reshape(-1)):
                 if row >= 0:
