@@ -17,7 +17,7 @@ from typing import Any
 
 from stoker.service.coldstart.job import MODE_ALL, MODE_STOKER, ColdJob, ColdRecord
 
-_BUDGET_SHARE = 0.98
+_BUDGET_SHARE = 0.99
 
 
 def main(argv: list[str]) -> int:

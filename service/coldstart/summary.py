@@ -48,7 +48,11 @@ class ModeRow:
 
     Attributes:
         first_answer_s, ready_s: Since process start.
-        p50_ms, p99_ms: Of the first `FIRST_QUERIES` queries.
+        p50_ms, p99_ms: Over the first `FIRST_QUERIES` queries after ready, of each query's
+            median over the repeats. A query that is cold is so in every repeat; another
+            program's turn on the processor hits a different query each time, and must not pass
+            for a cold one.
+        p99_runs_ms: The plain p99 of single cold starts, with what the machine did meanwhile.
         ready_bytes: Read from the device before ready; by the kernel's count where it has one.
         total_bytes: Read until the last of the first queries.
         pages_per_query: Mean pages read from the device per query.
@@ -60,8 +64,9 @@ class ModeRow:
     repeats: int
     first_answer_s: Spread
     ready_s: Spread
-    p50_ms: Spread
-    p99_ms: Spread
+    p50_ms: float
+    p99_ms: float
+    p99_runs_ms: Spread
     ready_bytes: Spread
     total_bytes: Spread
     pages_per_query: Spread
@@ -109,11 +114,12 @@ def _row(runs: Sequence[ColdRun]) -> ModeRow:
         repeats=len(runs),
         first_answer_s=spread(lambda run: run.record.first_answer_s),
         ready_s=spread(lambda run: run.record.ready_s),
-        p50_ms=spread(lambda run: percentile_ms(run, 50)),
-        p99_ms=spread(lambda run: percentile_ms(run, 99)),
+        p50_ms=percentile_ms(runs, 50),
+        p99_ms=percentile_ms(runs, 99),
+        p99_runs_ms=spread(lambda run: percentile_ms([run], 99)),
         ready_bytes=spread(_ready_bytes),
         total_bytes=spread(_total_bytes),
-        pages_per_query=spread(lambda run: _mean(run.record.pages_read[:FIRST_QUERIES])),
+        pages_per_query=spread(lambda run: _mean(run.record.pages_read[measured(run)])),
         recall=spread(lambda run: run.recall),
         first_completeness=spread(lambda run: run.record.first_completeness),
         index_bytes=runs[0].record.index_bytes,
@@ -121,9 +127,19 @@ def _row(runs: Sequence[ColdRun]) -> ModeRow:
     )
 
 
-def percentile_ms(run: ColdRun, percent: float) -> float:
-    """Return a percentile of the first queries' latencies, in milliseconds."""
-    return float(np.percentile(run.record.latency_s[:FIRST_QUERIES], percent)) * 1e3
+def measured(run: ColdRun) -> slice:
+    """Return which queries count: the first `FIRST_QUERIES` that were asked after ready.
+
+    What is answered before that is the first answer, which has figures of its own.
+    """
+    early = sum(when <= run.record.ready_s for when in run.record.answered_s)
+    return slice(early, early + FIRST_QUERIES)
+
+
+def percentile_ms(runs: Sequence[ColdRun], percent: float) -> float:
+    """Return a percentile over the first queries of their median latencies, in milliseconds."""
+    latencies = np.array([run.record.latency_s[measured(run)] for run in runs])
+    return float(np.percentile(np.median(latencies, axis=0), percent)) * 1e3
 
 
 def _ready_bytes(run: ColdRun) -> float:
@@ -151,8 +167,8 @@ def checks(rows: Sequence[ModeRow]) -> list[Check]:
     for modes in _by_volume(rows):
         none, whole, ours = modes[MODE_NONE], modes[MODE_ALL], modes[MODE_STOKER]
         label = ours.volume.label
-        to_none = _ratio(ours.p99_ms.median, none.p99_ms.median)
-        to_all = _ratio(ours.p99_ms.median, whole.p99_ms.median)
+        to_none = _ratio(ours.p99_ms, none.p99_ms)
+        to_all = _ratio(ours.p99_ms, whole.p99_ms)
         lag = ours.first_answer_s.median - none.first_answer_s.median
         loss = whole.recall.median - ours.recall.median
         starts = none.first_answer_s
@@ -169,13 +185,13 @@ def checks(rows: Sequence[ModeRow]) -> list[Check]:
                 label,
                 "p99 at most a third of no warm-up's",
                 to_none <= P99_RATIO_TO_NONE_MAX,
-                f"{ours.p99_ms.median:.2f} ms against {none.p99_ms.median:.2f} ms: {to_none:.2f} ×",
+                f"{ours.p99_ms:.2f} ms against {none.p99_ms:.2f} ms: {to_none:.2f} ×",
             ),
             Check(
                 label,
                 "p99 at most 1.5 × load-everything's",
                 to_all <= P99_RATIO_TO_ALL_MAX,
-                f"{ours.p99_ms.median:.2f} ms against {whole.p99_ms.median:.2f} ms: {to_all:.2f} ×",
+                f"{ours.p99_ms:.2f} ms against {whole.p99_ms:.2f} ms: {to_all:.2f} ×",
             ),
             Check(
                 label,
@@ -209,11 +225,11 @@ def verdicts(rows: Sequence[ModeRow]) -> list[str]:
             f" {ours.first_answer_s.median:.2f} s after process start (no warm-up"
             f" {none.first_answer_s.median:.2f} s, load everything"
             f" {whole.first_answer_s.median:.2f} s) and was ready after"
-            f" {ours.ready_s.median:.2f} s; the p99 of its first {FIRST_QUERIES} queries was"
-            f" {ours.p99_ms.median:.1f} ms,"
-            f" {_times(ours.p99_ms.median, none.p99_ms.median)} without warm-up"
-            f" ({none.p99_ms.median:.1f} ms) and"
-            f" {_ratio(ours.p99_ms.median, whole.p99_ms.median):.2f} × that of load-everything,"
+            f" {ours.ready_s.median:.2f} s; the p99 of its first {FIRST_QUERIES} queries after that"
+            f" was {ours.p99_ms:.2f} ms,"
+            f" {_times(ours.p99_ms, none.p99_ms)} without warm-up"
+            f" ({none.p99_ms:.2f} ms) and"
+            f" {_ratio(ours.p99_ms, whole.p99_ms):.2f} × that of load-everything,"
             f" after reading {ours.ready_ratio:.0%} of the index."
         )
     return out

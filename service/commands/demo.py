@@ -39,7 +39,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
         help="vectors in all, real ones and generated padding (default: 100,000)",
     )
     parser.add_argument("--no-pad", action="store_true", help="real vectors only, no padding")
-    parser.add_argument("--searches", type=int, help="searches that make the heat (default: 3,000)")
+    parser.add_argument("--searches", type=int, help="searches that make the heat (default: 6,000)")
     parser.add_argument("--queries", type=int, help="queries after each restart (default: 200)")
     parser.add_argument("--repeats", type=int, help="cold starts of each kind (default: 5)")
     parser.add_argument("--seed", type=int, help="of all that is generated (default: 7)")

@@ -35,7 +35,7 @@ from stoker.service.traffic import Questions, Traffic
 
 K = 10
 # What settles an answer: how much a search reads to be sure of its ranking.
-RECALL_TARGET = 0.988
+RECALL_TARGET = 0.95
 _RECALL_AIM = 0.985
 KAFKA_TOPIC = "stoker.demo.events.v1"
 _EFS = (16, 32, 48, 64, 96, 128, 160, 192, 256, 384, 512, 768)

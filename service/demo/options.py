@@ -21,7 +21,7 @@ class DemoOptions:
         words: Words of a passage. Short ones embed faster, so more of the library fits.
         padded_to: Vectors in all; 0 leaves the real ones alone.
         searches: Searches of the traffic that the heat is made from.
-        queries: Queries measured after each cold start: the traffic's next ones.
+        queries: Queries measured after each cold start's first answer: the traffic's next ones.
         seed: Everything made up follows from it.
         budget_ratio: Share of the index's bytes that Stoker may read before it is ready.
         repeats: Cold starts of each kind on each disk.
@@ -37,7 +37,7 @@ class DemoOptions:
     embed_s: float = 60.0
     words: int = 70
     padded_to: int = 100_000
-    searches: int = 3_000
+    searches: int = 6_000
     queries: int = 200
     seed: int = 7
     budget_ratio: float = 0.2

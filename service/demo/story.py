@@ -22,6 +22,7 @@ from stoker.prefetch.receipt import Receipt
 from stoker.service.coldstart import report, summary
 from stoker.service.coldstart.job import MODE_NONE, MODE_STOKER
 from stoker.service.coldstart.measure import ColdBench, ColdRun, VolumeSkipped, measure
+from stoker.service.coldstart.summary import FIRST_QUERIES
 from stoker.service.coldstart.throttle import CLOUD_VOLUME, OWN_DISK
 from stoker.service.demo import prepare as preparing
 from stoker.service.demo.drive import RECALL_TARGET, Driven, K, choose_ef, drive
@@ -65,7 +66,7 @@ def run_demo(options: DemoOptions, screen: Screen) -> DemoResult:
     ef, driven = _traffic(options, questions, prepared, traffic, screen)
     index_bytes = _seal_with_heat(options, prepared, driven, index_path, screen)
     heat_path = _keep_state(options, index_path, driven)
-    visits = traffic.draw(options.queries)
+    visits = traffic.draw(1 + options.queries)
     queries = traffic.vectors(visits, prepared.wordings)
     with screen.step("Exact search, to judge recall by"):
         rows = exact_top(prepared.vectors, queries, K)
@@ -255,9 +256,14 @@ def _notes(options: DemoOptions) -> list[str]:
         " from inside.",
         "Query vectors are computed beforehand for every mode: embedding a question is not part of"
         " the figures.",
-        f"The measured queries are the traffic's next {options.queries}, which the heat has not"
-        " seen. They are asked one after the other; Stoker answers the first before it warms up, as"
-        " a process without warm-up does, and the others once it is ready, as /readyz has it.",
+        f"The measured queries are the traffic's next {options.queries + 1}, which the heat has not"
+        " seen, asked one after the other. Stoker answers the first before it warms up, as a"
+        " process without warm-up does, and the others once it is ready, as /readyz has it."
+        f" Percentiles and page reads are of the first {FIRST_QUERIES} queries after ready, which"
+        " without warm-up is at once.",
+        "p50 and p99 are over the queries, of each query's median over the repeats: a cold query is"
+        " slow in every repeat, while another program's turn on the processor hits a different one"
+        " each time. The plain p99 of single cold starts is below it.",
         "Bytes are the kernel's count of what was read from the device for the process.",
         "The slower disk is the kernel's block-I/O throttle: it limits reads and bytes a second and"
         " adds no latency of its own, so a real network volume is harsher.",

@@ -47,7 +47,7 @@ DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 K = 10
 SEED = 7
 NOISE = 0.15
-RECALL_TARGET = 0.988
+RECALL_TARGET = 0.95
 RECALL_AIM = 0.985
 EFS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
@@ -59,7 +59,7 @@ class Options:
     Attributes:
         vectors: Chunks in all; above 19,302 they are continued by generated near neighbours.
         requests: Requests of the trace that the heat is made from.
-        queries: Requests after those, measured.
+        queries: Requests after those, measured; one more is the first answer.
         repeats: Cold starts of each mode on each disk.
         cloud: Whether to measure on the throttled disk too.
     """
@@ -82,7 +82,7 @@ def run(options: Options) -> dict[str, Any]:
     real /= np.linalg.norm(real, axis=1, keepdims=True)
     events = _events(names)
     trained = events[: options.requests]
-    asked = [e for e in events[options.requests :] if e.chunk_ids][: options.queries]
+    asked = [e for e in events[options.requests :] if e.chunk_ids][: options.queries + 1]
     index_path, vectors, ids = _index(options, work, real, names)
     rows = {name: row for row, name in enumerate(names)}
     heat_path, demand, now_s, replayed = _replay(work, names, len(trained), trained[-1].time_s)
@@ -257,8 +257,8 @@ def render(document: dict[str, Any]) -> str:
     for row in document["rows"]:
         lines.append(
             f"| {row['volume']['name']} | {row['label']} | {row['first_answer_s']['median']:.3f} | "
-            f"{row['ready_s']['median']:.3f} | {row['p50_ms']['median']:.2f} | "
-            f"{row['p99_ms']['median']:.2f} | {row['ready_ratio']:.1%} | "
+            f"{row['ready_s']['median']:.3f} | {row['p50_ms']:.2f} | "
+            f"{row['p99_ms']:.2f} | {row['ready_ratio']:.1%} | "
             f"{row['pages_per_query']['median']:.2f} | {row['recall']['median']:.4f} |"
         )
     lines += [""]
