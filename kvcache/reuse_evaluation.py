@@ -225,6 +225,7 @@ class ReuseEvaluation:
     bound_exposure: float
     bound_errors: int
     first_reuse_at: int | None
+    exact_reuses: int
     verified_reuses: int
     verified_refusals: int
     refusals: dict[str, int]
@@ -259,6 +260,7 @@ class ReuseEvaluation:
             "bound_exposure": self.bound_exposure,
             "bound_errors": self.bound_errors,
             "first_reuse_at": self.first_reuse_at,
+            "exact_reuses": self.exact_reuses,
             "verified": self.verified_reuses + self.verified_refusals,
             "verified_reuses": self.verified_reuses,
             "verified_refusals": self.verified_refusals,
@@ -374,13 +376,19 @@ def evaluate_reuse(
     refusals: Counter[str] = Counter()
     similarities = np.zeros(len(pairs))
     decisions = bytearray()
-    right = wrong = verified_reuses = 0
+    right = wrong = exact = verified_reuses = 0
     first_reuse: int | None = None
     for place, pair in enumerate(pairs):
         assert pair.a_vector is not None
         assert pair.b_vector is not None
         similarities[place] = similarity = float(pair.a_vector @ pair.b_vector)
         coin = rng.random()
+        if pair.a.strip() == pair.b.strip():  # an exact repeat needs no proof; nothing is learnt
+            right, wrong = right + pair.same, wrong + (not pair.same)
+            exact += 1
+            first_reuse = place if first_reuse is None else first_reuse
+            decisions.append(True)
+            continue
         asked, earlier = read_question(pair.b), read_question(pair.a)
         features = pair_features(asked, earlier, similarity=similarity, around=known.around(pair))
         conflict = first_conflict(asked, earlier)
@@ -413,7 +421,7 @@ def evaluate_reuse(
         delta=delta, confidence=1.0 - alpha, reused_true=right, reused_false=wrong,
         false_share_upper=share_upper(wrong, right + wrong, alpha),
         bound=policy.bound(), bound_exposure=policy.exposure(), bound_errors=policy.errors(),
-        first_reuse_at=first_reuse, verified_reuses=verified_reuses,
+        first_reuse_at=first_reuse, exact_reuses=exact, verified_reuses=verified_reuses,
         verified_refusals=len(pairs) - right - wrong, refusals=dict(sorted(refusals.items())),
         fixed_same_bound=best_fixed_threshold(
             similarities, same, delta=delta, alpha=alpha, by_bound=True

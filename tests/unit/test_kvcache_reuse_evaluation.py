@@ -46,6 +46,7 @@ def synthetic_pairs(count: int, *, seed: int) -> list[Pair]:
         vector = kinds[kind] + np.float32(0.15 if close else 0.8) * unit(rng)
         vector /= np.float32(np.linalg.norm(vector))
         text = f"question about kind{'abcdefghijkl'[kind]}" + " indeed" * (number % 9)
+        text += f" said {''.join('abcdefghij'[int(digit)] for digit in str(number))}o"  # no repeats
         wrong = rng.random() < (0.0 if close else 0.5)
         other = kind if not wrong else int(rng.integers(12))
         before = latest[other]
@@ -198,6 +199,14 @@ def test_truth_that_was_not_verified_changes_nothing(monkeypatch: pytest.MonkeyP
         for pair in pairs
     ]
     assert evaluate_reuse(lied, delta=0.02).result_hash == found.result_hash
+
+
+def test_exact_repeats_need_no_proof() -> None:
+    pairs = synthetic_pairs(50, seed=6)
+    repeats = [dataclasses.replace(p, b=f" {p.a}", b_vector=p.a_vector, same=True) for p in pairs]
+    found = evaluate_reuse([*pairs, *repeats], delta=0.01)
+    assert found.exact_reuses == found.reused == len(repeats)
+    assert found.first_reuse_at == len(pairs)
 
 
 def test_nothing_provable_means_nothing_reused() -> None:
