@@ -38,7 +38,7 @@ from stoker.index.document_values import (
     encode_metadata,
 )
 from stoker.index.documents import DocumentStore
-from stoker.index.exact import Metric
+from stoker.index.exact import Metric, squared_norms
 from stoker.index.filters import parse_filter
 from stoker.index.generation import IdKind, read_current
 from stoker.index.hits import Hits
@@ -168,7 +168,7 @@ class Collection:
         if array.dtype == np.float32:
             checked = np.ascontiguousarray(array)
         else:
-            with np.errstate(over="ignore"):
+            with np.errstate(over="ignore", invalid="ignore"):
                 checked = np.ascontiguousarray(array, dtype=np.float32)
         if not np.isfinite(checked).all():
             row = int(np.argmin(np.isfinite(checked).all(axis=1)))

@@ -228,7 +228,7 @@ class IdTable:
         flat = out.reshape(-1)
         row = -1
         try:
-            for i, row in enumerate(rows.reshape(-1)):
+            for i, row in enumerate(rows.reshape(-1).tolist()):
                 if row >= 0:
                     flat[i] = self._text[int(by_row[row]) : int(by_row[row + 1])].decode("utf-8")
         except UnicodeDecodeError as error:

@@ -44,7 +44,8 @@ def walk(graph: HnswGraph, query: NDArray[np.float32], ef: int) -> NDArray[np.in
 
     def distance(node: int) -> float:
         assert graph.vectors is not None
-        return float(((graph.vectors[node] - query) ** 2).sum())
+        with np.errstate(all="ignore"):  # A flipped bit can make a number enormous.
+            return float(((graph.vectors[node] - query) ** 2).sum())
 
     entry = graph.entry_point
     for upper in reversed(graph.upper):

@@ -74,6 +74,7 @@ def vectors(count: int, seed: int = 0) -> np.ndarray:
         ({"queries": np.zeros((1, 1, 4))}, "queries: expected shape"),
         ({"queries": [np.nan, 0, 0, 0]}, "queries: row 0 is not finite"),
         ({"queries": [1e300, 0, 0, 0]}, "queries: row 0 is not finite"),
+        ({"queries": [1e30, 0, 0, 0]}, "queries: row 0 is too long"),
         ({"queries": ["a", "b", "c", "d"]}, "queries: expected float32"),
         ({"k": 0}, "k: expected 1 to 1000, found 0"),
         ({"k": 1001}, "k: expected 1 to 1000, found 1001"),
