@@ -35,7 +35,7 @@ from stoker.service.traffic import Questions, Traffic
 
 _CALIBRATION_SEED = 1_000_003
 # On a busy machine fewer repeats, so that the demo stays within its few minutes.
-_VOLUME_S = 25.0
+_VOLUME_S = 30.0
 
 
 @dataclasses.dataclass(frozen=True)
