@@ -170,9 +170,14 @@ class Collection:
         else:
             with np.errstate(over="ignore", invalid="ignore"):
                 checked = np.ascontiguousarray(array, dtype=np.float32)
-        if not np.isfinite(checked).all():
-            row = int(np.argmin(np.isfinite(checked).all(axis=1)))
-            raise InputError(f"{what}: row {row} is not finite")
+        # Also not finite where the squares overflow: no distance to such a vector can be told.
+        finite = np.isfinite(squared_norms(checked))
+        if not finite.all():
+            row = int(np.argmin(finite))
+            long = bool(np.isfinite(checked[row]).all())
+            raise InputError(
+                f"{what}: row {row} is {'too long for float32 distances' if long else 'not finite'}"
+            )
         return checked
 
     def documents(
