@@ -91,13 +91,14 @@ class Embedder:
         texts: Sequence[str],
         *,
         seconds: float | None,
+        count_min: int = 0,
         progress: Progress | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> tuple[NDArray[np.float32], int]:
         """Embed as many of ``texts``, from the front, as fit in ``seconds``.
 
-        The first window is always done. Known vectors cost next to nothing, so a second call with
-        the same box gets further.
+        The first window is always done, and so are the first ``count_min`` texts. Known vectors
+        cost next to nothing, so a second call with the same box gets further.
 
         Returns:
             (float32 vectors of shape (n, dim), n), n <= len(texts).
@@ -112,7 +113,8 @@ class Embedder:
         parts: list[NDArray[np.float32]] = []
         done = 0
         while done < len(texts):
-            if seconds is not None and done and clock() - start >= seconds:
+            enough = seconds is not None and done and done >= count_min
+            if enough and clock() - start >= (seconds or 0.0):
                 break
             window = texts[done : done + self._window_size]
             parts.append(self._embed_window(window))

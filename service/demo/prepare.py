@@ -37,6 +37,8 @@ EF_CONSTRUCTION = 200
 _RECIPE = 2
 # Of the time for embedding, this much at least is for passages, however slow the start was.
 _PASSAGES_SHARE_MIN = 0.5
+# Fewer real passages than this make padding that is all alike; takes 12 to 60 s on two processors.
+_PASSAGES_MIN = 600
 _WRITE_ROWS = 1_000
 _LINK_ROWS = 2_000
 
@@ -157,6 +159,7 @@ def _embed(
                     options.embed_s - (time.monotonic() - started),
                     options.embed_s * _PASSAGES_SHARE_MIN,
                 ),
+                count_min=_PASSAGES_MIN,
                 progress=report,
             )
         screen.say(

@@ -95,6 +95,11 @@ def test_a_time_box_ends_between_windows_and_says_how_far_it_got(folder: Path) -
     )
     assert count == len(vectors) == 30
     assert seen == [(10, 100), (20, 100), (30, 100)]
+    ticks = iter(range(100))
+    _, count = embedder.embed_within(
+        [f"t{i}" for i in range(100)], seconds=1, count_min=55, clock=lambda: float(next(ticks))
+    )
+    assert count == 60
 
 
 def test_texts_that_cannot_be_embedded_are_named(folder: Path) -> None:
