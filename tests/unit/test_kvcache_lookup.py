@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from stoker.errors import ConfigError, InputError
 from stoker.kvcache.guards import Guard
-from stoker.kvcache.lookup import Fence, LookupReuse, Refusal, Reuse, overlap_of
+from stoker.kvcache.lookup import Fence, LookupReuse, Refusal, Reuse
 from stoker.kvcache.settings import KvcacheSettings
 
 DIM = 16
