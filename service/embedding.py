@@ -168,6 +168,9 @@ class Embedder:
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        # Threads that spin while they wait take the processor from whoever else runs: with it, a
+        # busy machine of two processors embeds 43 texts a second instead of 23.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         if self._source is not None:
             os.environ.setdefault("HF_HUB_OFFLINE", "1")
         try:

@@ -29,7 +29,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
         dest="embed_s",
         metavar="SECONDS",
         type=float,
-        help="time for embedding; what is done by then is the corpus (default: 60)",
+        help="time for embedding; what is done by then is the corpus (default: 75)",
     )
     parser.add_argument(
         "--vectors",

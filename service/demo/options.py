@@ -34,7 +34,7 @@ class DemoOptions:
     folder: Path = Path(".stoker/demo")
     report_path: Path = Path("demo-report/index.html")
     model: str = BUNDLED
-    embed_s: float = 60.0
+    embed_s: float = 75.0
     words: int = 70
     padded_to: int = 100_000
     searches: int = 6_000
