@@ -1,6 +1,6 @@
 """One member of a consumer group of the embedded log, in a process of its own.
 
-Usage: embedded_member.py FOLDER SNAPSHOT. Prints "ready" once it holds some but not all partitions,
+Usage: embedded_member.py FOLDER SNAPSHOT LEASE_S. Prints "ready" once it holds some but not all partitions,
 then the ids that it applies, one batch a line, before it commits them; when a line comes on
 standard input it reads on until nothing is left, and leaves.
 """
@@ -35,7 +35,7 @@ class Tell:
 
 
 def main() -> None:
-    log = EmbeddedLog(sys.argv[1], EmbeddedOptions(lease_s=2.0, heartbeat_s=0.1))
+    log = EmbeddedLog(sys.argv[1], EmbeddedOptions(lease_s=float(sys.argv[3]), heartbeat_s=0.1))
     loop = ConsumeLoop(
         log,
         "t",
