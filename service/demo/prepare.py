@@ -37,7 +37,8 @@ EF_CONSTRUCTION = 200
 _RECIPE = 2
 # Of the time for embedding, this much at least is for passages, however slow the start was.
 _PASSAGES_SHARE_MIN = 0.5
-# Fewer real passages than this make padding that is all alike; they take 20 to 100 s on two processors.
+# Fewer real passages than this make padding that is all alike; they take 20 to 100 s on two
+# processors.
 _PASSAGES_MIN = 1_000
 _WRITE_ROWS = 1_000
 _LINK_ROWS = 2_000
