@@ -198,8 +198,10 @@ class EmbeddedConsumer:
         return [partition for (partition,) in rows]
 
     def _heartbeat(self) -> None:
-        now_s = self._monotonic()
         with translated(self.topic.path), transaction(self._connection):
+            # Read once the file is ours: a member that renewed while this one waited for it must
+            # not look as if its lease reached further than any lease given since the boot.
+            now_s = self._monotonic()
             held, surplus, dropped = self._renew(now_s)
             committed = dict(
                 self._connection.execute(

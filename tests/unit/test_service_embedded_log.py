@@ -96,6 +96,37 @@ def test_a_key_keeps_its_order_and_offsets_have_no_gaps(event_log: EmbeddedLog) 
     consumer.close()
 
 
+def test_a_member_that_renews_while_another_waits_for_the_file_is_no_relic(tmp_path: Path) -> None:
+    """A lease longer than any is one of before a reboot, unless time passed while waiting."""
+    clock = Clock()
+    consumers: list[EmbeddedConsumer] = []
+
+    def waiting() -> float:
+        """The second member's clock: after each look at it, the first one renews, later."""
+        seen_s = clock()
+        if len(consumers) == 2 and not consumers[1]._connection.in_transaction:
+            clock.now_s += 5.0
+            consumers[0].poll(1, 0.0)
+        return seen_s
+
+    log = EmbeddedLog(tmp_path / "log", EmbeddedOptions(clock=clock, monotonic=clock))
+    log.ensure_topic(TopicSpec("t", partition_count=4))
+    slow = EmbeddedLog(tmp_path / "log", EmbeddedOptions(clock=clock, monotonic=waiting))
+    first, second = Moves(), Moves()
+    consumers.append(EmbeddedConsumer(log.topic("t"), "g", listener=first))
+    consumers[0].poll(1, 0.0)
+    consumers.append(EmbeddedConsumer(slow.topic("t"), "g", listener=second))
+    for _ in range(6):
+        consumers[1].poll(1, 0.0)
+    assert [what for what, _ in first.heard + second.heard if what == "lost"] == []
+    assert consumers[0].assignment() | consumers[1].assignment() == {0, 1, 2, 3}
+    for consumer in consumers[:]:
+        consumers.remove(consumer)
+        consumer.close()
+    slow.close()
+    log.close()
+
+
 def test_a_busy_partition_does_not_starve_the_others(event_log: EmbeddedLog) -> None:
     event_log.ensure_topic(TopicSpec("t", partition_count=2))
     topic = event_log.topic("t")
