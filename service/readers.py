@@ -62,6 +62,7 @@ def read_paths(
     """
     bounds = limits or ReadLimits()
     gate = _Gate(report, bounds)
+    names = _names(paths)
     for path in paths:
         try:
             mode = path.stat().st_mode
@@ -72,7 +73,7 @@ def read_paths(
                 yield from gate.admit(_read_found(file, name, report, bounds))
         elif stat.S_ISREG(mode):
             report.file_count += 1
-            yield from gate.admit(_read_file(path, path.name, report, bounds))
+            yield from gate.admit(_read_file(path, names[path], report, bounds))
         else:
             raise InputError(f"{path} is neither a file nor a folder")
     gate.finish()
@@ -126,6 +127,23 @@ def _read_text(path: Path, name: str, bounds: ReadLimits) -> Iterator[Passage]:
             },
             origin=str(path),
         )
+
+
+def _names(paths: Sequence[Path]) -> dict[Path, str]:
+    """What ids call each path: its name or, where several share it, as much as tells them apart.
+
+    A path that is given twice keeps one name: its ids come twice, which is refused.
+    """
+    resolved = {path: path.resolve() for path in paths}
+    found = {}
+    for path in paths:
+        alike = {resolved[other] for other in paths if other.name == path.name}
+        if len(alike) == 1:
+            found[path] = path.name
+            continue
+        common = Path(os.path.commonpath([place.parent for place in alike]))
+        found[path] = resolved[path].relative_to(common).as_posix()
+    return found
 
 
 def _walk(root: Path, report: ReadReport, bounds: ReadLimits) -> Iterator[tuple[Path, str]]:

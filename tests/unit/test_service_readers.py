@@ -291,3 +291,16 @@ def test_restructured_text_cannot_include_files_or_raw(tmp_path: Path) -> None:
     passages, _ = read(doc)
     assert all("do not read me" not in p.text for p in passages)
     assert passages[0].text.startswith("Text.")
+
+
+def test_files_of_one_name_in_different_folders_keep_apart(tmp_path: Path) -> None:
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "README.md").write_text(f"# {folder}\n\nWords of {folder}.\n")
+    paths = [tmp_path / "one" / "README.md", tmp_path / "two" / "README.md"]
+    ids = [passage.id for passage in read_paths(paths, report=ReadReport())]
+    assert ids == ["one/README.md#0", "two/README.md#0"]
+    alone = [passage.id for passage in read_paths(paths[:1], report=ReadReport())]
+    assert alone == ["README.md#0"]
+    with pytest.raises(InputError, match="already used"):
+        list(read_paths([paths[0], paths[0]], report=ReadReport()))
