@@ -336,7 +336,7 @@ class PassageStore:
             members.sort(key=lambda member: (-member[0], member[1]))
             batches.append(
                 KvUnitBatch(
-                    source="kvcache", kind=KIND, stage=3,
+                    source="kvcache", kind=KIND, stage=2,
                     units=np.array([unit for _, unit in members], np.uint32), unit_bytes=size,
                     benefit=np.array([weight for weight, _ in members], np.float32),
                 )
