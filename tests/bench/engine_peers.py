@@ -7,6 +7,7 @@ peer whose package is missing is named and left out of the table.
 
 from __future__ import annotations
 
+import abc
 import os
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,7 +20,7 @@ M = 16
 EF_CONSTRUCTION = 200
 
 
-class Peer:
+class Peer(abc.ABC):
     """One engine: builds a folder, opens it, answers."""
 
     name: ClassVar[str]
@@ -27,17 +28,17 @@ class Peer:
     efforts: ClassVar[tuple[int, ...]] = (10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
     cold_modes: ClassVar[tuple[str, ...]] = ()
 
+    @abc.abstractmethod
     def build(self, folder: Path, vectors: Vectors) -> None:
         """Build from unit-length vectors; inner product is the measure."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def open(self, folder: Path, mode: str, memory_bytes: int) -> None:
         """Open: ``resident`` brings everything into memory, other modes are the peer's own."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def search(self, queries: Vectors, k: int, effort: int, threads: int) -> NDArray[Any]:
         """Return ids, shape (nq, k)."""
-        raise NotImplementedError
 
 
 class StokerPeer(Peer):
