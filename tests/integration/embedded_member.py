@@ -1,8 +1,8 @@
 """One member of a consumer group of the embedded log, in a process of its own.
 
 Usage: embedded_member.py FOLDER SNAPSHOT LEASE_S. Prints "ready" once it holds some but not all
-partitions, then the ids that it applies, one batch a line, before it commits them; when a line comes on
-standard input it reads on until nothing is left, and leaves.
+partitions, then the ids that it applies, one batch a line, before it commits them; when a line
+comes on standard input it reads on until nothing is left, and leaves.
 """
 
 from __future__ import annotations
