@@ -12,6 +12,7 @@ Rashmi, NSDI 2024; ARC: Megiddo, Modha, FAST 2003; W-TinyLFU: Einziger, Friedman
 
 from __future__ import annotations
 
+import abc
 import heapq
 import math
 from collections import OrderedDict
@@ -21,7 +22,7 @@ from typing import ClassVar
 Queue = OrderedDict[Hashable, None]
 
 
-class Candidate:
+class Candidate(abc.ABC):
     """A cache of ``capacity`` keys under one policy.
 
     Invariants: never more than ``capacity`` keys are in it; after `access`, ``gone`` is the one key
@@ -34,19 +35,19 @@ class Candidate:
         self.capacity = capacity
         self.gone: Hashable | None = None
 
+    @abc.abstractmethod
     def access(self, key: Hashable) -> bool:
         """Take one access; return whether it hit. A miss may or may not admit the key."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def keys(self) -> list[Hashable]:
         """Return what is inside, roughly from the least to the most worth keeping."""
-        raise NotImplementedError
 
-    def __contains__(self, key: Hashable) -> bool:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def __contains__(self, key: Hashable) -> bool: ...
 
-    def __len__(self) -> int:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def __len__(self) -> int: ...
 
 
 class Lru(Candidate):
