@@ -421,6 +421,16 @@ class Segment:
         pages = self._require_open()
         return pages.resident_count(kind, units) if pages else 0
 
+    def resident_units(self, kind: str) -> NDArray[np.uint32]:
+        """Pages of a kind that are in memory now; see `SegmentPages.resident_units`."""
+        pages = self._require_open()
+        return pages.resident_units(kind) if pages else np.empty(0, np.uint32)
+
+    def evict_units(self, kind: str, units: NDArray[np.uint32]) -> int:
+        """Let pages of a kind go; see `SegmentPages.evict_units`."""
+        pages = self._require_open()
+        return pages.evict_units(kind, units) if pages else 0
+
     def resident(self) -> Residency:
         """What is in memory now, from the page pool's tables."""
         pages = self._require_open()

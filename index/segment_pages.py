@@ -282,6 +282,22 @@ class SegmentPages:
         known = state[wanted[wanted < len(state)]]
         return int(np.count_nonzero((known == 1) | (known == 2)))
 
+    def resident_units(self, kind: str) -> NDArray[np.uint32]:
+        """Page numbers of a kind that are in memory now, rising; from the pool's tables."""
+        state = self._kind_state(kind)
+        return np.flatnonzero((state == 1) | (state == 2)).astype(np.uint32)
+
+    def evict_units(self, kind: str, units: NDArray[np.uint32]) -> int:
+        """Let pages of a kind go; returns how many went. Sticky and pinned ones stay."""
+        wanted = np.asarray(units, np.int64)
+        base = gone = 0
+        for store, first, count in self._kind_pages(kind):
+            part = wanted[(wanted >= base) & (wanted < base + count)] - base + first
+            base += count
+            if len(part):
+                gone += int(self.pool.evict(self.stores[store], part.astype(np.uint32)))
+        return gone
+
     def _kind_state(self, kind: str) -> NDArray[np.uint8]:
         """The pool's byte for each page of a kind: 1 resident, 2 sticky, 3 quarantined."""
         parts = [

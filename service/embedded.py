@@ -107,6 +107,7 @@ class Index:
         *,
         budget_bytes: int | None = None,
         deadline_s: float | None = None,
+        unseen_ratio: float = 0.0,
     ) -> Receipt:
         """Load what ``heat`` says will be asked, top layers first; blocks until done.
 
@@ -117,12 +118,18 @@ class Index:
                 pages are then loaded in the order in which they were sealed, hottest first.
             budget_bytes: Bytes that may be made resident; None means all that fit the memory.
             deadline_s: Seconds from now after which no load starts.
+            unseen_ratio: Share of coming accesses to what has no heat, 0 to 1; for the receipt's
+                prediction only.
 
         Returns:
             The receipt: planned, loaded, skipped and why, as read back from the page pool.
         """
         return run_warm(
-            self._source, _content_keys(heat), budget_bytes=budget_bytes, deadline_s=deadline_s
+            self._source,
+            _content_keys(heat),
+            budget_bytes=budget_bytes,
+            deadline_s=deadline_s,
+            unseen_ratio=unseen_ratio,
         )
 
     def page_counts(self) -> tuple[int, int]:

@@ -116,6 +116,7 @@ class Engine:
             settings=config.prefetch,
             receipt_path=receipt_path,
             finished=self._note_receipt,
+            unseen_ratio=self._unseen_ratio,
         )
 
     @property
@@ -514,6 +515,10 @@ class Engine:
             # A new replica: the log holds what the old one knew.
             heat.wait_caught_up(self.config.service.heat_wait_s)
         return self.demand()
+
+    def _unseen_ratio(self) -> float:
+        heat = self._parts.heat
+        return 0.0 if heat is None else heat.unseen_ratio(self._wall())
 
     def _note_receipt(self, receipt: Receipt) -> None:
         metrics = self.metrics

@@ -76,6 +76,10 @@ class HeatKeeper:
         """Return the decayed access count per content key, of all tenants."""
         return self.sink.demand(now_s)
 
+    def unseen_ratio(self, now_s: float) -> float:
+        """Return the share of coming accesses that will go to chunks without heat."""
+        return self.sink.unseen_ratio(now_s)
+
     def wait_caught_up(self, timeout_s: float) -> bool:
         """Wait until the heat holds what the log held when we joined; tells whether it does."""
         return self._caught_up.wait(timeout_s)

@@ -55,6 +55,11 @@ class HeatSink:
         with self._lock:
             return self._graph.demand(now_s, tenant)
 
+    def unseen_ratio(self, now_s: float, tenant: str | None = None) -> float:
+        """Return the share of coming accesses to chunks without heat; see `HeatGraph`."""
+        with self._lock:
+            return self._graph.unseen_ratio(now_s, tenant)
+
     @property
     def key_count(self) -> int:
         """How many content keys are tracked."""

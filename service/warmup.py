@@ -51,6 +51,7 @@ class WarmupRunner:
         settings: PrefetchSettings,
         receipt_path: Path | None,
         finished: Callable[[Receipt], None] = lambda receipt: None,
+        unseen_ratio: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """Prepare to warm.
 
@@ -60,6 +61,8 @@ class WarmupRunner:
             page_counts: Gives (hits, misses) of the searches so far.
             receipt_path: Where the last receipt is kept; None keeps it in memory only.
             finished: Called with each receipt, in the warm-up's thread.
+            unseen_ratio: Gives the share of accesses that the heat knows nothing of, for the
+                prediction; called after ``demand``, in the warm-up's thread.
         """
         self._sources = sources
         self._demand = demand
@@ -67,6 +70,7 @@ class WarmupRunner:
         self._settings = settings
         self._receipt_path = receipt_path
         self._finished = finished
+        self._unseen_ratio = unseen_ratio
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._done = threading.Event()
@@ -208,6 +212,7 @@ class WarmupRunner:
                 budget_bytes=budget_bytes,
                 deadline_s=deadline_s,
                 round_bytes=self._settings.plan_round_bytes,
+                unseen_ratio=self._unseen_ratio() if demand else 0.0,
                 progress=self._note,
             )
         except Exception as fault:

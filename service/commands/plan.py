@@ -79,6 +79,7 @@ def run(args: argparse.Namespace) -> int:
             bandwidth_bytes_s=bandwidth,
             deadline_s=args.deadline_s,
             round_bytes=config.prefetch.plan_round_bytes,
+            unseen_ratio=graph.unseen_ratio(now_s) if graph is not None and demand else 0.0,
         )
         facts = _facts(plan, batches, budget, total, len(demand), time.perf_counter() - started)
         if args.explain is not None:

@@ -134,6 +134,23 @@ def test_what_was_loaded_is_what_is_resident_and_is_not_read_again(
         assert (hits.summary.exact_share == 1).all()
 
 
+def test_pages_that_are_resident_are_named_and_can_be_let_go(
+    sealed: tuple[Path, NDArray[np.float32]],
+) -> None:
+    path, vectors = sealed
+    with Segment.open(path) as segment:
+        assert all(len(segment.resident_units(kind)) == 0 for kind in ("links", "codes", "refine"))
+        segment.search(vectors[:1], 5)
+        for kind in ("upper", "links", "codes", "refine", "vectors"):
+            units = segment.resident_units(kind)
+            assert segment.resident_count(kind, units) == len(units)
+            assert segment.evict_units(kind, units) == len(units)
+            assert len(segment.resident_units(kind)) == 0
+        segment.load_units("links", np.array([0], np.uint32), sticky=True)
+        assert segment.resident_units("links").tolist() == [0]
+        assert segment.evict_units("links", np.array([0], np.uint32)) == 0
+
+
 def test_answers_from_memory_alone_say_how_incomplete_they_are(
     sealed: tuple[Path, NDArray[np.float32]],
 ) -> None:

@@ -537,6 +537,20 @@ def test_a_warm_up_loads_by_heat_and_its_receipt_opens_readiness(tmp_path: Path)
     again.engine.close()
 
 
+def test_a_warm_up_predicts_with_what_the_heat_does_not_know(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, heat=True, warm="auto")
+    bench.engine.append_events(
+        [new_event("stoker.search.performed.v1", tenant="a", chunk_ids=["x"], time_s=1.8e9)]
+    )
+    bench.engine.start()
+    bench.engine.wait_warm(60.0)
+    receipt = bench.engine.receipt
+    assert receipt is not None
+    # All that was asked was asked once: the next accesses fall anywhere, on 2 of 11 pages or not.
+    assert receipt.predicted_hit_ratio == pytest.approx(2 / 11)
+    bench.engine.close()
+
+
 def test_the_hit_ratio_that_searches_saw_is_added_to_the_receipt(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.put("a", "x")
