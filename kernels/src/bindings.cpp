@@ -481,6 +481,8 @@ void bind_segment(nb::module_& m) {
 
 }  // namespace
 
+void bind_events(nb::module_& m);  // bindings_events.cpp
+
 NB_MODULE(_core, m) {
   m.doc() = "Native core of Stoker: page pool, codes, and the walk over a segment.";
   nb::register_exception_translator([](const std::exception_ptr& p, void*) {
@@ -582,4 +584,5 @@ NB_MODULE(_core, m) {
 
   bind_pool(m);
   bind_segment(m);
+  bind_events(m);
 }

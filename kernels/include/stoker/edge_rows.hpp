@@ -1,0 +1,36 @@
+// Bounded rows of weighted edges, and the links that a run of rows of keys makes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace stoker {
+
+// Row-major, `degree` slots a row; an empty slot has target -1 and weight 0. Borrowed.
+struct EdgeRows {
+  std::int32_t* targets = nullptr;
+  double* weights = nullptr;
+  std::size_t rows = 0;
+  std::size_t degree = 0;
+};
+
+// Strengthens tail -> head by `weights[i]`; loops are left out. Equal pairs are summed in the order
+// given; then known edges grow, and then each row's new edges replace its weakest slots, the
+// strongest new one first (ties: the smaller head, the lower slot), as many as the row has slots.
+// Returns the rows that changed, rising. Throws BadInput where a key is out of range.
+std::vector<std::int64_t> add_edges(const EdgeRows& table, const std::int64_t* tails,
+                                    const std::int64_t* heads, const double* weights,
+                                    std::size_t count);
+
+struct Links {
+  std::vector<std::int64_t> tails, heads, rows;
+};
+
+// Links each key of a row with the `window` keys after it, both ways, where `linked[row]`; then
+// adds the row's own `followed` links. By rising row; keys below 0 link nothing.
+// `followed` must be ordered by its rows.
+Links links_of(const std::vector<std::int64_t>& sizes, const std::vector<std::int64_t>& numbers,
+               const std::uint8_t* linked, std::size_t window, const Links& followed);
+
+}  // namespace stoker

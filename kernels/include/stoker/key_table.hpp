@@ -1,0 +1,142 @@
+// Numbers for grouped text keys, what followed what inside a session, and ids seen lately: the
+// tables that a batch of events is looked up in.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <list>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "stoker/byte_hash.hpp"
+#include "stoker/event_batch.hpp"
+
+namespace stoker {
+
+struct BytesHash {
+  std::size_t operator()(std::string_view bytes) const {
+    return static_cast<std::size_t>(hash_bytes(bytes, process_hash_seed()));
+  }
+};
+
+// (group, key) -> 0, 1, 2, ... in the order in which they were added.
+//
+// Invariants: every key has one number; the slots are at most half full.
+class KeyTable {
+ public:
+  static constexpr std::int64_t kAbsent = -1;
+
+  KeyTable();
+
+  std::size_t size() const { return entries_.size(); }
+  std::size_t bytes_used() const;
+
+  std::int64_t find(std::string_view group, std::string_view key) const;
+  std::int64_t add(std::string_view group, std::string_view key);
+  std::string_view group_of(std::size_t number) const { return groups_[entry(number).group]; }
+  std::string_view key_of(std::size_t number) const;
+  // Numbers of one group's keys, rising.
+  std::vector<std::int64_t> members(std::string_view group) const;
+  // Keeps only `numbers` (rising), renumbered 0, 1, 2, ...; throws BadInput for one out of range.
+  void keep(const std::int64_t* numbers, std::size_t count);
+
+  struct Interned {
+    std::size_t stop = 0;               // first row that was not taken
+    std::size_t ready = 0;              // ready rows in [start, stop)
+    std::vector<std::int64_t> rows;     // those that name keys and take part
+    std::vector<std::int64_t> sizes;    // how many keys each
+    std::vector<std::int64_t> numbers;  // all their keys, kAbsent where `grow` is false
+  };
+
+  // Looks up the keys of the ready rows from `start` on whose kind is below `kinds_end`, adding
+  // the unknown ones if `grow`. Stops at a row of kind `stop_kind`, and, where a row has unknown
+  // keys, before it if the table could then exceed `keys_max`; an empty table takes any row.
+  Interned intern(const EventBatch& batch, std::size_t start, std::uint8_t kinds_end,
+                  std::uint8_t stop_kind, std::size_t keys_max, bool grow);
+
+ private:
+  struct Entry {
+    std::uint64_t hash;
+    std::uint64_t offset;
+    std::uint32_t size;
+    std::uint32_t group;
+  };
+  struct Slot {
+    std::uint32_t tag;
+    std::uint32_t number;  // plus 1; 0 is empty
+  };
+
+  const Entry& entry(std::size_t number) const;
+  std::int64_t group_number(std::string_view group) const;
+  std::uint32_t group_made(std::string_view group);
+  std::uint64_t hash_of(std::uint32_t group, std::string_view key) const;
+  std::int64_t find_hashed(std::uint64_t hash, std::uint32_t group, std::string_view key) const;
+  std::int64_t add_hashed(std::uint64_t hash, std::uint32_t group, std::string_view key);
+  void place(std::uint64_t hash, std::uint32_t number);
+  void resize(std::size_t slots);
+
+  std::uint64_t seed_;
+  std::deque<std::string> groups_;
+  std::unordered_map<std::string_view, std::uint32_t, BytesHash> group_numbers_;
+  std::vector<Entry> entries_;
+  std::string text_;
+  std::vector<Slot> slots_;
+  std::size_t mask_ = 0;
+};
+
+// The first keys of each session's last row, for at most so many sessions, the least recent going
+// first.
+class SessionTable {
+ public:
+  struct Session {
+    std::string group, name;
+    double time_s;
+    std::vector<std::int64_t> numbers;
+  };
+  struct Followed {
+    std::vector<std::int64_t> tails, heads, rows;  // `rows`: places in the run of rows given
+  };
+
+  std::size_t size() const { return places_.size(); }
+  const std::list<Session>& sessions() const { return order_; }
+  // Appends as the most recent one; throws BadInput where it is there.
+  void load(Session session);
+  void clear();
+  // Renumbers: `number[old]` is the new one, negative for keys that are gone.
+  void renumber(const std::int64_t* number, std::size_t count);
+
+  // Notes the first `width` keys of each row of kind `kind` that has a session, and links the
+  // session's last ones to them if at most `gap_s` lies between, and not less than nothing.
+  Followed follow(const EventBatch& batch, const KeyTable::Interned& run, const double* times_s,
+                  std::uint8_t kind, std::size_t width, double gap_s, std::size_t sessions_max);
+
+ private:
+  static void join(std::string_view group, std::string_view name, std::string& out);
+
+  std::list<Session> order_;  // least recent first
+  std::unordered_map<std::string, std::list<Session>::iterator, BytesHash> places_;
+};
+
+// The last ids seen, per group, in the order in which they came.
+class IdWindow {
+ public:
+  // Puts out every ready row whose id was seen within the last `ids_max`; returns how many.
+  std::size_t pass(EventBatch& batch, std::size_t ids_max);
+  // Remembers one id; false where it is there.
+  bool add(std::string_view group, std::string_view id, std::size_t ids_max);
+  std::size_t size() const { return order_.size(); }
+  // (group, id), the oldest first.
+  std::vector<std::pair<std::string_view, std::string_view>> items() const;
+
+ private:
+  // 4 bytes of the group's length, the group, the id.
+  std::deque<std::string> order_;
+  std::unordered_set<std::string_view, BytesHash> there_;
+  std::string joined_;
+};
+
+}  // namespace stoker
