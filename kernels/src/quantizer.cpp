@@ -22,24 +22,6 @@ std::uint64_t splitmix64(std::uint64_t& state) {
   return z ^ (z >> 31);
 }
 
-// Normalised Walsh-Hadamard transform of `span` values, a power of two.
-void hadamard(float* v, std::size_t span) noexcept {
-  for (std::size_t half = 1; half < span; half *= 2) {
-    for (std::size_t start = 0; start < span; start += 2 * half) {
-      float* a = v + start;
-      float* b = a + half;
-      for (std::size_t i = 0; i < half; ++i) {
-        const float x = a[i];
-        const float y = b[i];
-        a[i] = x + y;
-        b[i] = x - y;
-      }
-    }
-  }
-  const float norm = 1.0f / std::sqrt(static_cast<float>(span));
-  for (std::size_t i = 0; i < span; ++i) v[i] *= norm;
-}
-
 std::uint8_t clamp_cell(float value, int top) {
   // Not-a-number cannot come here: vectors are checked before they are sealed.
   if (value <= 0) return 0;
@@ -57,11 +39,12 @@ Rotation::Rotation(std::size_t dim, std::uint64_t seed) : dim_(dim), span_(1) {
 }
 
 void Rotation::apply(float* vector) const noexcept {
+  const Kernels& k = kernels();
   for (std::size_t round = 0; round < kRounds; ++round) {
     const float* signs = signs_.data() + round * dim_;
     for (std::size_t i = 0; i < dim_; ++i) vector[i] *= signs[i];
-    hadamard(vector, span_);
-    if (span_ != dim_) hadamard(vector + (dim_ - span_), span_);
+    k.hadamard(vector, span_);
+    if (span_ != dim_) k.hadamard(vector + (dim_ - span_), span_);
   }
 }
 
@@ -128,6 +111,7 @@ void prepare_query(const Quantizer& quantizer, const float* query, bool centred,
   const std::size_t dim = quantizer.dim();
   const std::size_t padded = quantizer.shape().blocks * kBlockDims;
   const float* centre = quantizer.centre().data();
+  const Kernels& k = kernels();
   out.original.assign(query, query + dim);
   out.rotated.assign(query, query + dim);
   if (centred) {
@@ -136,30 +120,28 @@ void prepare_query(const Quantizer& quantizer, const float* query, bool centred,
     for (const float v : out.rotated) sum += static_cast<double>(v) * v;
     out.constant = static_cast<float>(sum);
   } else {
-    out.constant = kernels().dot_f32(query, centre, dim);
+    out.constant = k.dot_f32(query, centre, dim);
   }
   quantizer.rotation().apply(out.rotated.data());
-  float largest = 0;
-  double squared = 0;
-  for (const float v : out.rotated) {
-    largest = std::max(largest, std::fabs(v));
-    squared += static_cast<double>(v) * v;
+  const float* rotated = out.rotated.data();
+  const float largest = k.max_abs(rotated, dim);
+  const float squared = k.dot_f32(rotated, rotated, dim);
+  if (!(squared > 1e-30f && squared < 1e30f)) {   // near the ends of what a float can square
+    double wide = 0;
+    for (const float v : out.rotated) wide += static_cast<double>(v) * v;
+    out.length = static_cast<float>(std::sqrt(wide));
+  } else {
+    out.length = std::sqrt(squared);
   }
-  out.length = static_cast<float>(std::sqrt(squared));
-  out.q8.assign(padded, 0);
-  out.q16.assign(padded, 0);
+  out.q8.resize(padded);
+  out.q16.resize(padded);
+  std::fill(out.q8.begin() + static_cast<std::ptrdiff_t>(dim), out.q8.end(), std::int8_t{0});
+  std::fill(out.q16.begin() + static_cast<std::ptrdiff_t>(dim), out.q16.end(), std::int16_t{0});
   out.scale8 = largest / 127.0f;
   out.scale16 = largest / 8191.0f;
   const float to8 = largest > 0 ? 127.0f / largest : 0.0f;
   const float to16 = largest > 0 ? 8191.0f / largest : 0.0f;
-  std::int32_t sum8 = 0;
-  for (std::size_t i = 0; i < dim; ++i) {
-    const auto q8 = static_cast<std::int8_t>(std::lrintf(out.rotated[i] * to8));
-    out.q8[i] = q8;
-    sum8 += q8;
-    out.q16[i] = static_cast<std::int16_t>(std::lrintf(out.rotated[i] * to16));
-  }
-  out.sum8 = sum8;
+  out.sum8 = k.round_query(rotated, dim, to8, to16, out.q8.data(), out.q16.data());
 }
 
 }  // namespace stoker

@@ -36,8 +36,9 @@ void dot_code4(const std::int8_t* q8, std::size_t blocks, const std::uint8_t* co
 }  // namespace
 
 const Kernels* avx2_kernels() {
-  static const Kernels table{"avx2",       dot_code4,    dot_code8_avx2, dot_f32_avx2,
-                             l2_f32_avx2, dot_f16_avx2, l2_f16_avx2};
+  static const Kernels table{"avx2",        dot_code4,    dot_code8_avx2, dot_f32_avx2,
+                             l2_f32_avx2,   dot_f16_avx2, l2_f16_avx2,    hadamard_avx2,
+                             max_abs_avx2, round_query_avx2};
   static const bool usable = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
                              __builtin_cpu_supports("f16c");
   return usable ? &table : nullptr;

@@ -46,8 +46,9 @@ float dot_f32(const float* a, const float* b, std::size_t dim) {
 }  // namespace
 
 const Kernels* avx512_kernels() {
-  static const Kernels table{"avx512",    dot_code4,    dot_code8_avx2, dot_f32,
-                             l2_f32_avx2, dot_f16_avx2, l2_f16_avx2};
+  static const Kernels table{"avx512",      dot_code4,    dot_code8_avx2, dot_f32,
+                             l2_f32_avx2,   dot_f16_avx2, l2_f16_avx2,    hadamard_avx2,
+                             max_abs_avx2, round_query_avx2};
   static const bool usable =
       __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&

@@ -65,7 +65,10 @@ const Kernels* neon_kernels() {
                              dot_f32,
                              l2_f32,
                              portable_kernels().dot_f16,
-                             portable_kernels().l2_f16};
+                             portable_kernels().l2_f16,
+                             portable_kernels().hadamard,
+                             portable_kernels().max_abs,
+                             portable_kernels().round_query};
   return &table;
 }
 

@@ -1,3 +1,6 @@
+#include <algorithm>
+#include <cmath>
+
 #include "stoker/simd.hpp"
 
 namespace stoker {
@@ -77,10 +80,45 @@ float l2_f16(const float* a, const std::uint16_t* b, std::size_t dim) {
   return sum;
 }
 
+void hadamard(float* v, std::size_t span) {
+  for (std::size_t half = 1; half < span; half *= 2) {
+    for (std::size_t start = 0; start < span; start += 2 * half) {
+      float* a = v + start;
+      float* b = a + half;
+      for (std::size_t i = 0; i < half; ++i) {
+        const float x = a[i];
+        const float y = b[i];
+        a[i] = x + y;
+        b[i] = x - y;
+      }
+    }
+  }
+  const float norm = 1.0f / std::sqrt(static_cast<float>(span));
+  for (std::size_t i = 0; i < span; ++i) v[i] *= norm;
+}
+
+float max_abs(const float* v, std::size_t dim) {
+  float largest = 0;
+  for (std::size_t i = 0; i < dim; ++i) largest = std::max(largest, std::fabs(v[i]));
+  return largest;
+}
+
+std::int32_t round_query(const float* v, std::size_t dim, float to8, float to16, std::int8_t* q8,
+                         std::int16_t* q16) {
+  std::int32_t sum = 0;
+  for (std::size_t i = 0; i < dim; ++i) {
+    q8[i] = static_cast<std::int8_t>(std::lrintf(v[i] * to8));
+    q16[i] = static_cast<std::int16_t>(std::lrintf(v[i] * to16));
+    sum += q8[i];
+  }
+  return sum;
+}
+
 }  // namespace
 
 const Kernels& portable_kernels() {
-  static const Kernels table{"portable", dot_code4, dot_code8, dot_f32, l2_f32, dot_f16, l2_f16};
+  static const Kernels table{"portable", dot_code4, dot_code8, dot_f32,  l2_f32,
+                             dot_f16,    l2_f16,    hadamard,  max_abs, round_query};
   return table;
 }
 

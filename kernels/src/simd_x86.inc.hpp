@@ -4,6 +4,8 @@
 
 #include <immintrin.h>
 
+#include <cmath>
+
 #include "stoker/simd.hpp"
 
 namespace {
@@ -130,6 +132,84 @@ inline float dot_f16_avx2(const float* a, const std::uint16_t* b, std::size_t di
 }
 inline float l2_f16_avx2(const float* a, const std::uint16_t* b, std::size_t dim) {
   return l2_avx2<LoadF16>(a, b, dim);
+}
+
+// Sums of `x` and a copy with its lanes swapped, differences where `odd` says: one stage of the
+// transform inside a register.
+template <int odd>
+inline __m256 butterfly(__m256 x, __m256 swapped) {
+  return _mm256_blend_ps(_mm256_add_ps(x, swapped), _mm256_sub_ps(swapped, x), odd);
+}
+
+inline void hadamard_avx2(float* v, std::size_t span) {
+  if (span < 16) {
+    stoker::portable_kernels().hadamard(v, span);
+    return;
+  }
+  for (std::size_t i = 0; i < span; i += 8) {
+    __m256 x = _mm256_loadu_ps(v + i);
+    x = butterfly<0xAA>(x, _mm256_permute_ps(x, 0xB1));
+    x = butterfly<0xCC>(x, _mm256_permute_ps(x, 0x4E));
+    x = butterfly<0xF0>(x, _mm256_permute2f128_ps(x, x, 1));
+    _mm256_storeu_ps(v + i, x);
+  }
+  std::size_t half = 8;
+  for (; half * 2 < span; half *= 2) {
+    for (std::size_t start = 0; start < span; start += 2 * half) {
+      for (std::size_t i = start; i < start + half; i += 8) {
+        const __m256 x = _mm256_loadu_ps(v + i);
+        const __m256 y = _mm256_loadu_ps(v + i + half);
+        _mm256_storeu_ps(v + i, _mm256_add_ps(x, y));
+        _mm256_storeu_ps(v + i + half, _mm256_sub_ps(x, y));
+      }
+    }
+  }
+  const __m256 norm = _mm256_set1_ps(1.0f / std::sqrt(static_cast<float>(span)));
+  for (std::size_t i = 0; i < half; i += 8) {
+    const __m256 x = _mm256_loadu_ps(v + i);
+    const __m256 y = _mm256_loadu_ps(v + i + half);
+    _mm256_storeu_ps(v + i, _mm256_mul_ps(_mm256_add_ps(x, y), norm));
+    _mm256_storeu_ps(v + i + half, _mm256_mul_ps(_mm256_sub_ps(x, y), norm));
+  }
+}
+
+inline float max_abs_avx2(const float* v, std::size_t dim) {
+  const __m256 no_sign = _mm256_castsi256_ps(_mm256_set1_epi32(0x7FFFFFFF));
+  __m256 largest = _mm256_setzero_ps();
+  std::size_t i = 0;
+  for (; i + 8 <= dim; i += 8) {
+    largest = _mm256_max_ps(largest, _mm256_and_ps(_mm256_loadu_ps(v + i), no_sign));
+  }
+  alignas(32) float lanes[8];
+  _mm256_store_ps(lanes, largest);
+  float best = stoker::portable_kernels().max_abs(v + i, dim - i);
+  for (const float lane : lanes) best = lane > best ? lane : best;
+  return best;
+}
+
+inline std::int32_t round_query_avx2(const float* v, std::size_t dim, float to8, float to16,
+                                     std::int8_t* q8, std::int16_t* q16) {
+  const __m256 scale8 = _mm256_set1_ps(to8);
+  const __m256 scale16 = _mm256_set1_ps(to16);
+  const auto rounded = [](__m256 a, __m256 b, __m256 scale) {
+    const __m256i packed = _mm256_packs_epi32(_mm256_cvtps_epi32(_mm256_mul_ps(a, scale)),
+                                              _mm256_cvtps_epi32(_mm256_mul_ps(b, scale)));
+    return _mm256_permute4x64_epi64(packed, 0xD8);
+  };
+  __m256i sum = _mm256_setzero_si256();
+  std::size_t i = 0;
+  for (; i + 16 <= dim; i += 16) {
+    const __m256 a = _mm256_loadu_ps(v + i);
+    const __m256 b = _mm256_loadu_ps(v + i + 8);
+    const __m256i narrow = rounded(a, b, scale8);
+    sum = _mm256_add_epi32(sum, _mm256_madd_epi16(narrow, _mm256_set1_epi16(1)));
+    _mm_storeu_si128(
+        reinterpret_cast<__m128i*>(q8 + i),
+        _mm_packs_epi16(_mm256_castsi256_si128(narrow), _mm256_extracti128_si256(narrow, 1)));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(q16 + i), rounded(a, b, scale16));
+  }
+  return sum_lanes(sum) +
+         stoker::portable_kernels().round_query(v + i, dim - i, to8, to16, q8 + i, q16 + i);
 }
 
 }  // namespace

@@ -21,6 +21,11 @@ inline float read_f32(const std::uint8_t* p) {
 // `kWalkFactor` comparisons per answer slot, and needs 1/selectivity as many slots.
 constexpr double kWalkFactor = 52;
 
+// Nodes of the bottom level whose links are followed before their neighbors are compared, so that
+// the cache misses of all of them overlap. Measured at 100,000 x 384: 2 to 4 are alike, 20 to 30 %
+// faster than one at the same recall; what they evaluate too much buys recall.
+constexpr std::size_t kExpandTogether = 3;
+
 }  // namespace
 
 Walk::Walk(Searcher& searcher, Searcher::Scratch& scratch, const SearchParams& params)
@@ -45,6 +50,8 @@ QueryStats Walk::run(const float* query, std::uint32_t* rows, float* scores) {
   std::fill(scores, scores + params_.k, 0.0f);
   if (layout_.count == 0 || params_.k == 0) return stats_;
   prepare_query(searcher_.quantizer_, query, layout_.metric == Metric::l2, s_.query);
+  code_offset_ = 7.5f * static_cast<float>(s_.query.sum8);
+  sigma_factor_ = -dot_factor_ * layout_.code_error * s_.query.length;
   s_.visited.resize((layout_.count + 63) / 64, 0);
 
   params_.ef = std::max(params_.ef, params_.k);
@@ -121,6 +128,7 @@ void Walk::walk_level(std::uint32_t level_number, std::size_t ef, bool bottom) {
   }
   offering_ = bottom && filtered_;
   counting_ = bottom;
+  const std::size_t together = bottom ? kExpandTogether : 1;
   for (;;) {
     {
       const PagePool::ReadGuard guard(pool_);
@@ -128,9 +136,16 @@ void Walk::walk_level(std::uint32_t level_number, std::size_t ef, bool bottom) {
       for (;;) {
         const bool pending = !s_.links_missing.empty() || !s_.codes_missing.empty();
         if (pending && ahead++ >= params_.beam) break;
-        const Candidate* candidate = s_.nearest.next();
-        if (candidate == nullptr) break;
-        if (!expand(candidate->row, level)) continue;
+        s_.neighbors.clear();
+        bool any = false;
+        for (std::size_t n = 0; n < together; ++n) {
+          const Candidate* candidate = s_.nearest.next();
+          if (candidate == nullptr) break;
+          any = true;
+          expand(candidate->row, level);
+        }
+        if (!any) break;
+        evaluate_neighbors();
         if (const Candidate* following = s_.nearest.peek_next()) {
           const std::byte* page = links_.peek(level.page_of(following->row));
           if (page != nullptr) {
@@ -153,20 +168,18 @@ void Walk::walk_level(std::uint32_t level_number, std::size_t ef, bool bottom) {
   }
 }
 
-// Inside a ReadGuard. False when the node's links are not resident; they are then on the list.
-bool Walk::expand(std::uint32_t row, const LinkLevel& level) {
+// Inside a ReadGuard. Adds the node's unvisited neighbors to s_.neighbors; when its links are not
+// resident, the node to the list of missing ones.
+void Walk::expand(std::uint32_t row, const LinkLevel& level) {
   const std::byte* page = links_.touch(level.page_of(row));
   if (page == nullptr) {
     s_.links_missing.push_back(row);
     ++stats_.misses;
-    return false;
+    return;
   }
   ++stats_.hits;
-  s_.neighbors.clear();
   take_neighbors(reinterpret_cast<const std::uint8_t*>(page + level.offset_of(row)), level);
-  evaluate_neighbors();
   if (counting_) ++stats_.expanded;
-  return true;
 }
 
 // Appends the record's unvisited neighbors. Ids are checked: a page whose checksum holds may still
@@ -177,6 +190,10 @@ void Walk::take_neighbors(const std::uint8_t* record, const LinkLevel& level) {
   const std::uint32_t count = std::min<std::uint32_t>(degree, level.m);
   const std::uint64_t mask = (std::uint64_t{1} << level.id_bits) - 1;
   const std::uint8_t* packed = record + 2;
+  const std::size_t before = s_.neighbors.size();
+  s_.neighbors.resize(before + count);
+  std::uint32_t* out = s_.neighbors.data() + before;
+  std::uint64_t* const visited = s_.visited.data();
   std::size_t bit = 0;
   for (std::uint32_t i = 0; i < count; ++i, bit += level.id_bits) {
     std::uint64_t word;
@@ -186,8 +203,16 @@ void Walk::take_neighbors(const std::uint8_t* record, const LinkLevel& level) {
       ++stats_.damaged;
       continue;
     }
-    if (visit(id)) s_.neighbors.push_back(id);
+    // Whether a neighbor was met before is a coin toss that no branch predictor guesses.
+    const std::uint64_t seen = visited[id >> 6];
+    visited[id >> 6] = seen | (std::uint64_t{1} << (id & 63));
+    *out = id;
+    out += ~(seen >> (id & 63)) & 1;
   }
+  s_.neighbors.resize(static_cast<std::size_t>(out - s_.neighbors.data()));
+  s_.visited_rows.insert(s_.visited_rows.end(),
+                         s_.neighbors.begin() + static_cast<std::ptrdiff_t>(before),
+                         s_.neighbors.end());
 }
 
 // Inside a ReadGuard. Compares the query with the codes of s_.neighbors that are resident; the
@@ -214,17 +239,16 @@ void Walk::evaluate_neighbors() {
   s_.dots.resize(count);
   searcher_.kernels_.dot_code4(s_.query.q8.data(), blocks_, s_.pointers.data(), count,
                                s_.dots.data());
+  if (counting_) stats_.evaluated += static_cast<std::uint32_t>(count);
   for (std::size_t i = 0; i < count; ++i) {
     offer(s_.pointer_rows[i], s_.pointers[i], s_.dots[i]);
   }
 }
 
 void Walk::offer(std::uint32_t row, const std::uint8_t* code, std::int32_t dot) {
-  if (counting_) ++stats_.evaluated;
   const float correction = read_f32(code + code_bytes_);
   const float length2 = read_f32(code + code_bytes_ + 4);
-  const float centred =
-      static_cast<float>(dot) - 7.5f * static_cast<float>(s_.query.sum8);
+  const float centred = static_cast<float>(dot) - code_offset_;
   const float product = centred * s_.query.scale8 * correction;
   Candidate candidate;
   candidate.distance = dot_factor_ * product + l2_factor_ * length2;
@@ -232,12 +256,18 @@ void Walk::offer(std::uint32_t row, const std::uint8_t* code, std::int32_t dot) 
     ++stats_.damaged;
     return;
   }
-  candidate.sigma = -dot_factor_ * layout_.code_error * s_.query.length * std::sqrt(length2);
+  const bool answers = offering_ && is_allowed(row);
+  // Most candidates are too far for either list; nothing more is computed for them.
+  if (!s_.nearest.takes(candidate.distance) &&
+      !(answers && s_.allowed.takes(candidate.distance))) {
+    return;
+  }
+  candidate.sigma = sigma_factor_ * std::sqrt(length2);
   candidate.row = row;
   candidate.expanded = false;
   candidate.grade = Grade::code;
   s_.nearest.insert(candidate);
-  if (offering_ && is_allowed(row)) s_.allowed.insert(candidate);
+  if (answers) s_.allowed.insert(candidate);
 }
 
 // Reads in one batch every page that the walk misses, then goes on with what came.
@@ -273,6 +303,7 @@ void Walk::read_missing(const LinkLevel& level) {
         reinterpret_cast<const std::uint8_t*>(page + layout_.codes.offset_of(codes[i]));
     std::int32_t dot;
     searcher_.kernels_.dot_code4(s_.query.q8.data(), blocks_, &code, 1, &dot);
+    if (counting_) ++stats_.evaluated;
     offer(codes[i], code, dot);
   }
   for (std::size_t i = 0; i < links.size(); ++i) {

@@ -28,8 +28,11 @@ class CandidateList {
     items_.reserve(capacity + 1);
     cursor_ = 0;
   }
+  bool takes(float distance) const {
+    return items_.size() < capacity_ || distance < items_.back().distance;
+  }
   void insert(const Candidate& candidate) {
-    if (items_.size() == capacity_ && candidate.distance >= items_.back().distance) return;
+    if (!takes(candidate.distance)) return;
     std::size_t low = 0;
     std::size_t high = items_.size();
     while (low < high) {
@@ -92,7 +95,7 @@ class Walk {
   bool may_read();
   void descend();
   void walk_level(std::uint32_t level_number, std::size_t ef, bool bottom);
-  bool expand(std::uint32_t row, const LinkLevel& level);
+  void expand(std::uint32_t row, const LinkLevel& level);
   void take_neighbors(const std::uint8_t* record, const LinkLevel& level);
   void evaluate_neighbors();
   void offer(std::uint32_t row, const std::uint8_t* code, std::int32_t dot);
@@ -136,6 +139,8 @@ class Walk {
   std::size_t blocks_;
   float l2_factor_;       // 0 for inner product, 1 for l2: weight of |x - centre|^2
   float dot_factor_;      // -1 or -2
+  float code_offset_ = 0;    // what a dot product of cells holds beyond that of their centred values
+  float sigma_factor_ = 0;   // deviation of a first plane's estimate over the vector's length
   bool reading_;
   bool filtered_;
   bool counting_ = false;   // whether this level's work counts in the statistics: the bottom's

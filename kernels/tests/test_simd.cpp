@@ -57,6 +57,36 @@ void compare(const Kernels& table, std::mt19937& rng) {
     CHECK(std::fabs(table.l2_f16(a.data(), h.data(), dim) - l216) < tolerance);
   }
 }
+// What prepares a query gives the same bits everywhere.
+void compare_preparation(const Kernels& table, std::mt19937& rng) {
+  const Kernels& reference = portable_kernels();
+  std::normal_distribution<float> normal;
+  for (std::size_t span = 1; span <= 4096; span *= 2) {
+    std::vector<float> expected(span);
+    for (float& v : expected) v = normal(rng);
+    std::vector<float> found = expected;
+    reference.hadamard(expected.data(), span);
+    table.hadamard(found.data(), span);
+    CHECK(expected == found);
+  }
+  for (std::size_t dim = 0; dim <= 200; ++dim) {
+    std::vector<float> v(dim);
+    for (float& x : v) x = normal(rng);
+    // Halves, which round to even.
+    for (std::size_t i = 0; i < dim; i += 3) v[i] = static_cast<float>(i % 7) * 0.5f - 1.5f;
+    const float largest = reference.max_abs(v.data(), dim);
+    CHECK(largest == table.max_abs(v.data(), dim));
+    for (const float to8 : {1.0f, largest > 0 ? 127.0f / largest : 0.0f}) {
+      const float to16 = 64.0f * to8;
+      std::vector<std::int8_t> q8(dim), q8_found(dim);
+      std::vector<std::int16_t> q16(dim), q16_found(dim);
+      CHECK(reference.round_query(v.data(), dim, to8, to16, q8.data(), q16.data()) ==
+            table.round_query(v.data(), dim, to8, to16, q8_found.data(), q16_found.data()));
+      CHECK(q8 == q8_found);
+      CHECK(q16 == q16_found);
+    }
+  }
+}
 
 void halves_round_trip() {
   for (std::uint32_t bits = 0; bits < 65536; ++bits) {
@@ -81,6 +111,7 @@ int main() {
     if (table == nullptr) continue;
     std::printf("comparing %s\n", table->name);
     compare(*table, rng);
+    compare_preparation(*table, rng);
   }
   halves_round_trip();
   return 0;

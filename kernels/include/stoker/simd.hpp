@@ -29,6 +29,16 @@ struct Kernels {
   // b holds IEEE 754 half floats.
   float (*dot_f16)(const float* a, const std::uint16_t* b, std::size_t dim);
   float (*l2_f16)(const float* a, const std::uint16_t* b, std::size_t dim);
+
+  // Normalised Walsh-Hadamard transform of `span` floats in place, a power of two. The same bits
+  // on every instruction set: sums of two, in one order.
+  void (*hadamard)(float* v, std::size_t span);
+  // The largest |v[i]|; 0 of nothing.
+  float (*max_abs)(const float* v, std::size_t dim);
+  // q8 = round(v * to8), q16 = round(v * to16), halves to even; returns the sum of q8. The same
+  // bits everywhere.
+  std::int32_t (*round_query)(const float* v, std::size_t dim, float to8, float to16,
+                              std::int8_t* q8, std::int16_t* q16);
 };
 
 // The reconstruction level of a refined code, in 1/32 of the 4-bit step. The two outermost cells
