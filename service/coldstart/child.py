@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.service.coldstart.job import MODE_ALL, MODE_STOKER, ColdJob, ColdRecord
+from stoker.service.coldstart.process_io import device_bytes
 
 _BUDGET_SHARE = 0.99
 
@@ -38,7 +39,7 @@ def run_job(job: ColdJob) -> tuple[ColdRecord, list[list[Any]]]:
     module, _, name = job.opener.partition(":")
     opener = getattr(importlib.import_module(module), name)
     queries = np.load(job.queries_path)
-    device_before = _device_bytes()
+    device_before = device_bytes()
     index = opener(job.index_path, memory_bytes=job.memory_bytes or None)
     log = _AnswerLog(job, index)
     opened_s = _since(job)
@@ -54,7 +55,7 @@ def run_job(job: ColdJob) -> tuple[ColdRecord, list[list[Any]]]:
     elif job.mode == MODE_ALL:
         receipt = index.warm()
     ready_s = _since(job)
-    ready_bytes = _difference(device_before, _device_bytes())
+    ready_bytes = _difference(device_before, device_bytes())
     counted = _page_counts(index)
     for query in queries[asked:]:
         log.answer(query)
@@ -72,7 +73,7 @@ def run_job(job: ColdJob) -> tuple[ColdRecord, list[list[Any]]]:
         pages_read=log.pages_read,
         bytes_read=log.bytes_read,
         ready_device_bytes=ready_bytes,
-        total_device_bytes=_difference(device_before, _device_bytes()),
+        total_device_bytes=_difference(device_before, device_bytes()),
         warm_bytes=receipt.bytes_read if receipt is not None else 0,
         resident_bytes=residency.resident_bytes,
         index_bytes=residency.total_bytes,
@@ -126,7 +127,7 @@ def _budget_left(job: ColdJob, index: Any, device_before: int) -> int | None:
     """
     if not job.budget_bytes:
         return None
-    spent = max(0, _difference(device_before, _device_bytes()))
+    spent = max(0, _difference(device_before, device_bytes()))
     there = min(int(index.resident().resident_bytes), spent)
     return max(1, int(job.budget_bytes * _BUDGET_SHARE) - spent + there)
 
@@ -142,18 +143,6 @@ def _heat(job: ColdJob) -> dict[str, float]:
     graph = HeatGraph.from_snapshot(found[1])
     now_s = job.now_s or time.time()
     return {key[1]: weight for key, weight in graph.demand(now_s, job.tenant).items()}
-
-
-def _device_bytes() -> int:
-    """Return what the kernel has read from devices for this process so far, or -1."""
-    try:
-        text = Path("/proc/self/io").read_text(encoding="utf-8")
-    except OSError:
-        return -1
-    for line in text.splitlines():
-        if line.startswith("read_bytes:"):
-            return int(line.split()[1])
-    return -1
 
 
 def _difference(before: int, after: int) -> int:

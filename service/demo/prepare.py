@@ -215,13 +215,15 @@ def link(
     path: Path,
     options: DemoOptions,
     progress: Callable[[str, int, int], None],
+    *,
+    seed: int = 100,
 ) -> None:
     """Link unit vectors into an HNSW graph and save hnswlib's file at ``path``."""
     import hnswlib
 
     count, dim = vectors.shape
     graph = hnswlib.Index(space="ip", dim=dim)
-    graph.init_index(max_elements=count, M=M, ef_construction=EF_CONSTRUCTION, random_seed=100)
+    graph.init_index(max_elements=count, M=M, ef_construction=EF_CONSTRUCTION, random_seed=seed)
     for start in range(0, count, _LINK_ROWS):
         stop = min(start + _LINK_ROWS, count)
         graph.add_items(
