@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +17,7 @@ from stoker.index.segment import SegmentHits
 from stoker.index.view import SegmentView, View
 
 
-@dataclasses.dataclass(frozen=True)
-class Question:
+class Question(NamedTuple):
     """A checked search.
 
     Attributes:
@@ -45,17 +44,17 @@ def answer(view: View, question: Question, store: DocumentStore | None, id_kind:
     after another, so reads and rounds add up; completeness and the recall bound are those of the
     weakest part, since any of them could hold all of the true neighbors.
     """
-    started = time.monotonic()
+    deadline = None if question.deadline_s is None else time.monotonic() + question.deadline_s
     # The delta costs no read: with a deadline it is best had first.
     sources: list[SegmentView | None] = []
     parts: list[SegmentHits] = []
-    if view.rows.alive.any():
+    if view.rows.live_count:
         part = _search_delta(view, question)
         if part is not None:
             sources.append(None)
             parts.append(part)
     for segment in view.segments:
-        part = _search_segment(segment, question, store, id_kind, started)
+        part = _search_segment(segment, question, store, id_kind, deadline)
         if part is not None:
             sources.append(segment)
             parts.append(part)
@@ -82,7 +81,7 @@ def _search_segment(
     question: Question,
     store: DocumentStore | None,
     id_kind: IdKind,
-    started: float,
+    deadline: float | None,
 ) -> SegmentHits | None:
     node = question.node
     decided = True if node is None else segment.sealed.decided(node)
@@ -91,9 +90,7 @@ def _search_segment(
         allow, allowed_count = segment.sealed.mask(node, segment.dead, store, id_kind)
     if allowed_count == 0:
         return None
-    left = None
-    if question.deadline_s is not None:
-        left = max(0.0, question.deadline_s - (time.monotonic() - started))
+    left = None if deadline is None else max(0.0, deadline - time.monotonic())
     return segment.sealed.segment.search(
         question.queries,
         question.k,
@@ -115,7 +112,7 @@ def _merged(
     if len(parts) == 1 and sources[0] is not None:
         # The common case, one sealed segment and no change since, is one query's whole cost.
         only = parts[0]
-        return Hits(sources[0].sealed.ids_at(only.rows, id_kind), only.scores, lambda: only.summary)
+        return Hits(sources[0].sealed.ids_at(only.rows, id_kind), only.scores, only.lazy_summary)
     rows = np.full((count, k), -1, dtype=np.int64)
     scores = np.full((count, k), np.nan, dtype=np.float32)
     source_of = np.full((count, k), -1, dtype=np.int64)

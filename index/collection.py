@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+import stoker.kernels._core as _core
 from stoker.errors import CapacityError, InputError
 from stoker.index.answer import Question, answer
 from stoker.index.delta import Key
@@ -38,7 +39,7 @@ from stoker.index.document_values import (
     encode_metadata,
 )
 from stoker.index.documents import DocumentStore
-from stoker.index.exact import Metric, squared_norms
+from stoker.index.exact import Metric
 from stoker.index.filters import parse_filter
 from stoker.index.generation import IdKind, read_current
 from stoker.index.hits import Hits
@@ -156,8 +157,12 @@ class Collection:
             deadline_s=None if deadline_ms is None else deadline_ms / 1000,
             node=None if filter is None else parse_filter(filter),
         )
-        with self._serving.taken() as view:
-            hits = answer(view, question, self._serving.store, self._serving.id_kind)
+        serving = self._serving
+        view = serving.take()
+        try:
+            hits = answer(view, question, serving.store, serving.id_kind)
+        finally:
+            serving.give_back(view)
         return hits.first() if single else hits
 
     def _checked_vectors(self, array: NDArray[Any], what: str) -> NDArray[np.float32]:
@@ -170,10 +175,8 @@ class Collection:
         else:
             with np.errstate(over="ignore", invalid="ignore"):
                 checked = np.ascontiguousarray(array, dtype=np.float32)
-        # Also not finite where the squares overflow: no distance to such a vector can be told.
-        finite = np.isfinite(squared_norms(checked))
-        if not finite.all():
-            row = int(np.argmin(finite))
+        row = _core.first_unusable_row(checked)
+        if row >= 0:
             long = bool(np.isfinite(checked[row]).all())
             raise InputError(
                 f"{what}: row {row} is {'too long for float32 distances' if long else 'not finite'}"

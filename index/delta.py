@@ -10,6 +10,7 @@ from 8,192 rows on, and never earlier.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -76,6 +77,11 @@ class DeltaView:
     fields: Sequence[Fields]
     blocks: tuple[Block, ...]
     metric: Metric
+
+    @functools.cached_property
+    def live_count(self) -> int:
+        """Rows that are alive."""
+        return int(np.count_nonzero(self.alive))
 
     def search(
         self, queries: NDArray[np.float32], k: int, allowed: NDArray[np.bool_] | None

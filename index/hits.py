@@ -50,6 +50,11 @@ class Summarized:
         self._summary = summary
 
     @property
+    def lazy_summary(self) -> Summary | Callable[[], Summary]:
+        """What another answer made of this one can carry without computing it now."""
+        return self._summary
+
+    @property
     def summary(self) -> Summary:
         """The columns; see `Summary`."""
         if callable(self._summary):

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+import stoker.kernels._core as _core
 from stoker.errors import InputError
 from stoker.index.paged_file import PagedFile, PagedFileInfo, SegmentFileCorrupt, write_blob
 
@@ -216,14 +217,10 @@ class IdTable:
         self.load()
         by_row = self._by_row
         assert by_row is not None
-        present = rows >= 0
-        safe = np.where(present, rows, 0)
         if self._layout.kind == "int":
-            if self._count == 0:
-                return np.full(rows.shape, -1, np.int64)
-            ids = by_row[safe].astype(np.int64)
-            ids[~present] = -1
-            return ids
+            flat_rows = rows if rows.ndim == 2 else rows.reshape(1, -1)
+            ids: NDArray[np.int64] = _core.ids_of_rows(by_row, flat_rows)
+            return ids if rows.ndim == 2 else ids.reshape(rows.shape)
         out = np.empty(rows.shape, object)
         flat = out.reshape(-1)
         row = -1

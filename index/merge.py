@@ -89,7 +89,7 @@ def choose(view: View, *, full: bool, settings: IndexSettings) -> list[SegmentVi
     """
     if full:
         return list(view.segments)
-    gathered = int(np.count_nonzero(view.rows.alive))
+    gathered = view.rows.live_count
     chosen: list[SegmentView] = []
     left = len(view.segments)
     for segment in sorted(view.segments, key=lambda segment: segment.live_count):
@@ -258,7 +258,7 @@ def _gather(
     progress: Progress,
 ) -> Iterator[tuple[Sequence[Key], NDArray[np.float32]]]:
     """Yield all live rows: documents and vectors, part by part."""
-    total = sum(segment.live_count for segment in chosen) + int(np.count_nonzero(view.rows.alive))
+    total = sum(segment.live_count for segment in chosen) + view.rows.live_count
     done = 0
     for segment in chosen:
         alive = np.ones(segment.sealed.entry.count, dtype=np.bool_)

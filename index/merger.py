@@ -152,7 +152,7 @@ class Merger:
             generation=generation.number,
             merged=True,
             rows=sealed.entry.count if sealed is not None else 0,
-            rows_from_delta=int(np.count_nonzero(view.rows.alive)),
+            rows_from_delta=view.rows.live_count,
             segments_in=len(chosen),
             bytes_written=bytes_written,
             seconds=ended - started,

@@ -213,9 +213,12 @@ class Serving:
                 self._id_kind = kind
             return self._id_kind
 
-    @contextlib.contextmanager
-    def taken(self) -> Iterator[View]:
-        """Hold the view of this moment: its segments stay open until the block ends."""
+    def take(self) -> View:
+        """Hold the view of this moment: its segments stay open until it is given to `give_back`.
+
+        Raises:
+            CollectionClosed: after `close`.
+        """
         with self._lock:
             if self.closed:
                 raise CollectionClosed(f"{self.path}: closed; open it again")
@@ -223,13 +226,24 @@ class Serving:
             self._users += 1
             for segment in view.segments:
                 segment.sealed.acquire()
+        return view
+
+    def give_back(self, view: View) -> None:
+        """Let go of a view that `take` gave."""
+        self.drop(view)
+        with self._lock:
+            self._users -= 1
+            if self._users == 0:
+                self._unused.notify_all()
+
+    @contextlib.contextmanager
+    def taken(self) -> Iterator[View]:
+        """Hold the view of this moment until the block ends."""
+        view = self.take()
         try:
             yield view
         finally:
-            self.drop(view)
-            with self._lock:
-                self._users -= 1
-                self._unused.notify_all()
+            self.give_back(view)
 
     def drop(self, view: View) -> None:
         """Give up a view: one reference to each of its segments."""

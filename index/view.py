@@ -97,7 +97,7 @@ class View:
     def live_count(self) -> int:
         """Documents."""
         sealed = sum(segment.live_count for segment in self.segments)
-        return sealed + int(np.count_nonzero(self.rows.alive))
+        return sealed + self.rows.live_count
 
     def after(self, changes: Sequence[Change]) -> View:
         """Apply ``changes``, which follow this view, to the delta; return the view that shows them.

@@ -1,6 +1,7 @@
 """Native core of Stoker: page pool, codes, and the walk over a segment."""
 
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, overload
 
 import numpy
 from numpy.typing import NDArray
@@ -11,6 +12,18 @@ def simd_name() -> str: ...
 def crc32c(data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], seed: int = 0) -> int: ...
 
 def crc32c_pages(pages: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> NDArray[numpy.uint32]: ...
+
+def first_unusable_row(vectors: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> int:
+    """
+    The first row with a value that is not finite, or whose squared length is not; else -1.
+    """
+
+@overload
+def ids_of_rows(ids: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], rows: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> NDArray[numpy.int64]:
+    """ids[rows] as int64, -1 where the row is negative."""
+
+@overload
+def ids_of_rows(ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], rows: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> NDArray[numpy.int64]: ...
 
 def encode(vectors: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], *, seed: int, centre: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> tuple:
     """Navigation and refinement records of float32 vectors, shape (n, dim)."""
@@ -111,3 +124,130 @@ class NativeSegment:
         """
 
     def estimate_errors(self, query: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], rows: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> tuple: ...
+
+class EventScanner:
+    """Scans envelopes of events into a batch's columns."""
+
+    def __init__(self, *, types: Sequence[str], keys_min: Sequence[int], content_types: Sequence[str], payload_bytes_max: int, id_max: int, source_max: int, name_max: int, key_max: int, query_max: int, keys_max: int) -> None: ...
+
+    def scan(self, payloads: list) -> EventBatch:
+        """Return a batch with a row per payload; None makes a row that is out."""
+
+class EventBatch:
+    """Events as columns, a row each."""
+
+    def __init__(self) -> None: ...
+
+    def __len__(self) -> int: ...
+
+    def states(self) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
+        """uint8, shape (n,): 0 undecided, 1 ready, 2 out."""
+
+    def kinds(self) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
+        """uint8, shape (n,): the place of the row's type among the scanner's."""
+
+    def times(self) -> Annotated[NDArray[numpy.float64], dict(shape=(None,))]:
+        """float64, shape (n,): Unix seconds."""
+
+    def undecided(self) -> list[int]:
+        """The rows that a full decoder has to settle."""
+
+    @property
+    def ready_count(self) -> int: ...
+
+    def values(self, row: int) -> tuple:
+        """Return (kind, time_s, id, tenant, session, keys)."""
+
+    def put(self, row: int, *, kind: int, time_s: float, id: str, tenant: str, session: str | None, keys: Sequence[str]) -> None:
+        """Settle an undecided row."""
+
+    def append(self, *, kind: int, time_s: float, id: str, tenant: str, session: str | None, keys: Sequence[str]) -> None:
+        """Add a row that is ready."""
+
+    def drop(self, row: int) -> None:
+        """Put a row out."""
+
+class KeyRun:
+    """A run of rows with their keys' numbers."""
+
+    @property
+    def stop(self) -> int: ...
+
+    def rows(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]: ...
+
+    def sizes(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]: ...
+
+    def numbers(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]: ...
+
+    def settle(self, place: int, number: int) -> None:
+        """Give a key of the run its number."""
+
+    def cut(self, count: int) -> None:
+        """Keep only the first rows."""
+
+class KeyTable:
+    """(group, key) to 0, 1, 2, ... as they were added."""
+
+    def __init__(self) -> None: ...
+
+    def __len__(self) -> int: ...
+
+    @property
+    def bytes_used(self) -> int: ...
+
+    def find(self, group: str, key: str) -> int:
+        """The number, or -1."""
+
+    def add(self, group: str, key: str) -> int:
+        """The number, a new one where there was none."""
+
+    def key(self, number: int) -> tuple: ...
+
+    def members(self, group: str) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
+        """int64: the numbers of one group's keys, rising."""
+
+    def keep(self, numbers: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
+        """Keep only these (rising), renumbered 0, 1, 2, ..."""
+
+    def intern(self, batch: EventBatch, *, start: int, kinds_end: int, stop_kind: int, keys_max: int, grow: bool) -> KeyRun:
+        """Look up the keys of the ready rows from `start` on."""
+
+class SessionTable:
+    """The first keys of each session's last row."""
+
+    def __init__(self) -> None: ...
+
+    def __len__(self) -> int: ...
+
+    def load(self, group: str, name: str, time_s: float, numbers: Sequence[int]) -> None: ...
+
+    def clear(self) -> None: ...
+
+    def items(self) -> list:
+        """(group, name, time_s, numbers), the least recent first."""
+
+    def renumber(self, number: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None: ...
+
+    def links(self, batch: EventBatch, run: KeyRun, times_s: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], *, kind: int, width: int, gap_s: float, sessions_max: int, window: int) -> tuple:
+        """
+        Note each session's rows; return what is linked as (tails, heads, times).
+        """
+
+class IdWindow:
+    """The last ids seen, per group."""
+
+    def __init__(self) -> None: ...
+
+    def __len__(self) -> int: ...
+
+    def pass_rows(self, batch: EventBatch, ids_max: int) -> int:
+        """Put out the rows whose id was seen; return how many."""
+
+    def add(self, group: str, id: str, ids_max: int) -> bool:
+        """Remember one id; False where it is there."""
+
+    def items(self) -> list:
+        """(group, id), the oldest first."""
+
+def add_edges(targets: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu')], weights: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu')], tails: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], heads: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], grown: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
+    """Strengthen edges in rows of slots, in place."""

@@ -130,12 +130,11 @@ class NativeSegment {
       auto work = [&] {
         try {
           std::vector<std::uint32_t> found(k);
-          std::vector<float> query(layout.dim);
+          std::vector<float> unit;
           for (std::size_t i = next++; i < count && !failed; i = next++) {
-            check_query(data + i * layout.dim, i, normalize, query);
+            const float* query = check_query(data + i * layout.dim, layout.dim, i, normalize, unit);
             float* score = scores.get() + i * k;
-            const stoker::QueryStats stats =
-                searcher_.search(query.data(), params, found.data(), score);
+            const stoker::QueryStats stats = searcher_.search(query, params, found.data(), score);
             for (std::uint32_t j = 0; j < k; ++j) {
               const bool here = found[j] != stoker::kNoRow;
               rows.get()[i * k + j] = here ? static_cast<std::int64_t>(found[j]) : -1;
@@ -185,23 +184,22 @@ class NativeSegment {
   }
 
  private:
-  // Copies a query, at unit length where asked for; refuses what is not finite.
-  void check_query(const float* source, std::size_t number, bool normalize,
-                   std::vector<float>& query) const {
+  // Returns the query, or a copy at unit length where asked for; refuses what is not finite.
+  static const float* check_query(const float* source, std::size_t dim, std::size_t number,
+                                  bool normalize, std::vector<float>& copy) {
+    if (!normalize && std::isfinite(stoker::kernels().dot_f32(source, source, dim))) return source;
     double squared = 0;
-    bool finite = true;
-    for (std::size_t d = 0; d < query.size(); ++d) {
-      query[d] = source[d];
-      finite = finite && std::isfinite(source[d]);
+    for (std::size_t d = 0; d < dim; ++d) {
+      if (!std::isfinite(source[d])) {
+        throw stoker::BadInput("queries: row " + std::to_string(number) + " is not finite");
+      }
       squared += static_cast<double>(source[d]) * source[d];
     }
-    if (!finite) {
-      throw stoker::BadInput("queries: row " + std::to_string(number) + " is not finite");
-    }
-    if (normalize && squared > 0) {
-      const double inverse = 1.0 / std::sqrt(squared);
-      for (float& v : query) v = static_cast<float>(v * inverse);
-    }
+    if (!normalize || squared <= 0) return source;
+    const double inverse = 1.0 / std::sqrt(squared);
+    copy.resize(dim);
+    for (std::size_t d = 0; d < dim; ++d) copy[d] = static_cast<float>(source[d] * inverse);
+    return copy.data();
   }
 
   static void write_facts(const stoker::QueryStats& s, double* out) {
@@ -240,6 +238,20 @@ stoker::NeighborTable table_of(const Matrix<std::uint32_t>& ids,
     }
   }
   return {ids.data(), ids.shape(1), counts.data(), static_cast<std::uint32_t>(ids.shape(0))};
+}
+
+template <typename Id>
+NumpyArray<std::int64_t> ids_of_rows(Vector<Id> ids, Matrix<std::int64_t> rows) {
+  const std::size_t count = rows.shape(0) * rows.shape(1);
+  Owned<std::int64_t> out(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::int64_t row = rows.data()[i];
+    if (row >= static_cast<std::int64_t>(ids.shape(0))) {
+      throw stoker::BadInput("row " + std::to_string(row) + " of " + std::to_string(ids.shape(0)));
+    }
+    out.get()[i] = row < 0 ? -1 : static_cast<std::int64_t>(ids.data()[row]);
+  }
+  return out.to_numpy({rows.shape(0), rows.shape(1)});
 }
 
 void bind_pool(nb::module_& m) {
@@ -518,6 +530,23 @@ NB_MODULE(_core, m) {
         return out.to_numpy({pages.shape(0)});
       },
       "pages"_a);
+  m.def(
+      "first_unusable_row",
+      [](Matrix<float> vectors) {
+        const std::size_t dim = vectors.shape(1);
+        for (std::size_t row = 0; row < vectors.shape(0); ++row) {
+          const float* v = vectors.data() + row * dim;
+          if (!std::isfinite(stoker::kernels().dot_f32(v, v, dim))) {
+            return static_cast<std::int64_t>(row);
+          }
+        }
+        return std::int64_t{-1};
+      },
+      "vectors"_a,
+      "The first row with a value that is not finite, or whose squared length is not; else -1.");
+  m.def("ids_of_rows", &ids_of_rows<std::uint32_t>, "ids"_a, "rows"_a,
+        "ids[rows] as int64, -1 where the row is negative.");
+  m.def("ids_of_rows", &ids_of_rows<std::int64_t>, "ids"_a, "rows"_a);
   m.def(
       "encode",
       [](Matrix<float> vectors, std::uint64_t seed, Vector<float> centre) {
