@@ -142,16 +142,34 @@ class DecayedCounts:
             times_s: float64, shape (n,), Unix seconds, finite.
             amounts: float64, shape (n,), finite, >= 0.
         """
+        self.add_runs(keys, np.ones(len(keys), dtype=np.int64), times_s, amounts)
+
+    def add_runs(
+        self,
+        keys: NDArray[np.int64],
+        sizes: NDArray[np.int64],
+        times_s: NDArray[np.float64],
+        amounts: NDArray[np.float64],
+    ) -> None:
+        """Count accesses that come in runs of one time each; see `add`.
+
+        Args:
+            keys: int64, shape (n,).
+            sizes: int64, shape (runs,), adding up to n; a run may be empty.
+            times_s: float64, shape (runs,).
+            amounts: float64, shape (n,).
+        """
         if not len(keys):
             return
-        newest = float(times_s.max())
+        newest = float(times_s[sizes > 0].max())
         for part, rate in enumerate(self.law.rates):
             self._advance(part, newest * rate)
             exponent = times_s * rate
             whole = np.floor(exponent)
             fraction = np.exp2(exponent - whole)
             shift = np.clip(whole - self.landmarks[part], -2000.0, 1000.0).astype(np.int32)
-            np.add.at(self.parts[part], keys, np.ldexp(fraction, shift) * amounts)
+            grown = np.repeat(np.ldexp(fraction, shift), sizes)
+            np.add.at(self.parts[part], keys, grown * amounts)
 
     def _advance(self, part: int, exponent: float) -> None:
         """Move the landmark so that the newest exponent lies within 512 of it."""

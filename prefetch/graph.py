@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import InputError
+from stoker.kernels._core import add_edges
 from stoker.prefetch.decay import landmark_for
 
 NO_TARGET = -1
@@ -51,33 +52,19 @@ class EdgeTable:
         heads: NDArray[np.int64],
         times_s: NDArray[np.float64],
         amounts: NDArray[np.float64],
-    ) -> NDArray[np.int64]:
+    ) -> None:
         """Strengthen edges tail -> head; loops (tail = head) are left out.
 
         All arrays have shape (n,). The result depends on what one call holds together, so callers
-        that need repeatable state cut the stream at fixed places.
-
-        Returns:
-            The keys whose row changed, rising.
+        that need repeatable state cut the stream at fixed places: known edges grow first, then the
+        new ones of a row replace its weakest, the strongest new one first.
         """
         real = tails != heads
-        tails, heads, times_s, amounts = tails[real], heads[real], times_s[real], amounts[real]
-        if not len(tails):
-            return np.empty(0, dtype=np.int64)
-        self._advance(float(times_s.max()) * self.rate)
+        if not real.any():
+            return
+        self._advance(float(times_s[real].max()) * self.rate)
         grown = self.weight_of(times_s, amounts)
-        pair = (tails << 32) | heads
-        pair, inverse = np.unique(pair, return_inverse=True)
-        counted = np.bincount(inverse, weights=grown, minlength=len(pair))
-        weight = counted.astype(np.float64, copy=False)
-        tail, head = pair >> 32, pair & 0xFFFFFFFF
-        match = self.targets[tail] == head[:, None]
-        known = match.any(axis=1)
-        slot = match.argmax(axis=1)
-        self.weights[tail[known], slot[known]] += weight[known]
-        self._insert(tail[~known], head[~known], weight[~known])
-        changed: NDArray[np.int64] = np.unique(tail)
-        return changed
+        add_edges(self.targets, self.weights, tails, heads, grown)
 
     def weight_of(
         self, times_s: NDArray[np.float64], amounts: NDArray[np.float64]
@@ -89,23 +76,6 @@ class EdgeTable:
         exponent = np.clip(times_s * self.rate - landmark, -1060.0, 1000.0)
         grown: NDArray[np.float64] = np.exp2(exponent) * amounts
         return grown
-
-    def _insert(
-        self, tail: NDArray[np.int64], head: NDArray[np.int64], weight: NDArray[np.float64]
-    ) -> None:
-        """Put new edges into the weakest slots, the strongest of each row first."""
-        order = np.lexsort((head, -weight, tail))
-        tail, head, weight = tail[order], head[order], weight[order]
-        if not len(tail):
-            return
-        starts = np.flatnonzero(np.concatenate([[True], tail[1:] != tail[:-1]]))
-        place = np.arange(len(tail)) - np.repeat(starts, np.diff(np.append(starts, len(tail))))
-        fits = place < self.targets.shape[1]
-        tail, head, weight, place = tail[fits], head[fits], weight[fits], place[fits]
-        slots = np.argsort(self.weights[tail], axis=1, kind="stable")
-        slot = slots[np.arange(len(tail)), place]
-        self.targets[tail, slot] = head
-        self.weights[tail, slot] = weight
 
     def _advance(self, exponent: float) -> None:
         target = landmark_for(exponent)

@@ -9,6 +9,7 @@ that by `tick`.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,30 +17,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import InputError
+from stoker.kernels._core import EventBatch, KeyRun, KeyTable, SessionTable
+from stoker.prefetch import heat_state
 from stoker.prefetch.decay import DecayedCounts, DecayLaw
-from stoker.prefetch.events import (
-    CHUNK_IDS_MAX,
-    DOCUMENT_DELETED,
-    RESULT_USED,
-    SEARCH_PERFORMED,
-    Event,
+from stoker.prefetch.event_batch import (
+    ACCESS_KINDS_END,
+    KIND_DELETED,
+    KIND_RESULT,
+    KIND_SEARCH,
+    batch_of,
 )
+from stoker.prefetch.events import CHUNK_IDS_MAX, Event
 from stoker.prefetch.graph import EdgeTable
+from stoker.prefetch.heat_clock import NEVER, EventClock
 from stoker.prefetch.pagerank import LooseEdges, pagerank
 from stoker.prefetch.protocols import ContentKey
 from stoker.prefetch.rank_tracker import RankTracker, personalised_pagerank
 from stoker.prefetch.score import heat_score, log_share, recency
 from stoker.prefetch.settings import PrefetchSettings
-from stoker.prefetch.snapshot import SnapshotCorrupt, pack, unpack
+from stoker.prefetch.tail_sketch import TailSketch
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-_KIND = "heat graph 2"
 # Edges go into the table in blocks of exactly so many, whatever batches the events came in.
-_EDGE_BLOCK = 4096
+EDGE_BLOCK = 4096
 _DROP_RATIO = 0.1
-_NEVER = -np.inf
 
 
 class HeatGraph:
@@ -54,21 +57,22 @@ class HeatGraph:
         self.settings = settings or PrefetchSettings()
         config = self.settings
         law = DecayLaw.named(config.heat_decay, half_life_s=config.heat_half_life_s)
-        self._numbers: dict[str, dict[str, int]] = {}  # tenant -> chunk id -> number
-        self._keys: list[ContentKey] = []
+        self._table = KeyTable()  # (tenant, chunk id) -> number
+        self._keys: list[ContentKey] = []  # number -> (tenant, chunk id)
+        self._tail: TailSketch | None = None  # only once keys had to be dropped
         self._counts = DecayedCounts(law)
         self._edges = EdgeTable(
             degree_max=config.graph_edges_per_key_max, half_life_s=config.graph_edge_half_life_s
         )
-        self._last = np.full(1024, _NEVER)  # newest access, Unix seconds
-        self._deleted = np.full(1024, _NEVER)  # newest deletion, Unix seconds
+        self._last = np.full(1024, NEVER)  # newest access, Unix seconds
+        self._deleted = np.full(1024, NEVER)  # newest deletion, Unix seconds
         self._rank = np.zeros(0)
         self._tracker: RankTracker | None = None  # only once there are many keys
-        self._loose = _no_edges()  # tail, head, time; fewer than a block
-        # (tenant, session) -> (time, numbers of the first chunks), least recent first
-        self._sessions: dict[tuple[str, str], tuple[float, tuple[int, ...]]] = {}
-        self.watermark_s = _NEVER
-        self._ahead = 0
+        self._loose = no_edges()  # tail, head, time; fewer than a block
+        self._sessions = SessionTable()  # the first chunks of each session's last turn
+        self._clock = EventClock(
+            jump_s_max=config.heat_jump_s_max, jump_events=config.heat_jump_events
+        )
         self.events_applied = 0
 
     @property
@@ -76,170 +80,206 @@ class HeatGraph:
         """How many content keys are tracked."""
         return len(self._keys)
 
+    @property
+    def watermark_s(self) -> float:
+        """The newest believed event time, Unix seconds; minus infinity before the first."""
+        return self._clock.watermark_s
+
     # ---- events in ------------------------------------------------------------------------------
 
     def apply(self, events: Sequence[Event], *, arrived_s: Sequence[float] | None = None) -> None:
-        """Take events into the heat, in the order given.
+        """Take decoded events into the heat, in the order given; see `apply_batch`."""
+        self.apply_batch(batch_of(events), arrived_s=arrived_s)
+
+    def apply_batch(
+        self, batch: EventBatch, *, arrived_s: Sequence[float] | Floats | None = None
+    ) -> None:
+        """Take a batch's ready rows into the heat, in their order.
 
         Each counts in its own time, so late ones land where they belong. Duplicates must have
-        been dropped before. A search counts 1 per retrieved chunk, a used result
+        been put out before. A search counts 1 per retrieved chunk, a used result
         ``heat_result_weight``, a deletion forgets the chunk up to its time, an upsert keeps it.
 
         Args:
-            events: Decoded events.
-            arrived_s: When the log took each event (Unix seconds, from the log and not from the
-                clock): no event is then believed to be later than that.
+            batch: Events as columns (`event_batch`).
+            arrived_s: When the log took each row's event (Unix seconds, from the log and not from
+                the clock): no event is then believed to be later than that.
 
         Raises:
-            InputError: a time is not finite; nothing of the batch's later events is applied.
+            InputError: a time is not finite; the heat may then hold a part of the batch.
         """
-        batch = _Batch()
-        for index, event in enumerate(events):
-            kind = event.type
-            amount = 1.0
-            if kind == RESULT_USED:
-                amount = self.settings.heat_result_weight
-            elif kind == DOCUMENT_DELETED:
-                self._flush(batch)
-                self._delete(event)
-                continue
-            elif kind != SEARCH_PERFORMED:
-                self.events_applied += 1
-                continue
-            time_s = event.time_s
-            if arrived_s is not None and time_s > arrived_s[index]:
-                time_s = arrived_s[index]
-            time_s = self._believed(time_s)
-            numbers = self._intern(event.tenant, event.chunk_ids, batch)
-            batch.add(numbers, time_s, amount, linked=kind == SEARCH_PERFORMED)
-            if event.session is not None and kind == SEARCH_PERFORMED:
-                self._follow(event, numbers, time_s, batch)
-            self.events_applied += 1
-        self._flush(batch)
+        times = batch.times()
+        if arrived_s is not None:
+            times = np.minimum(times, np.asarray(arrived_s, dtype=np.float64))
+        kinds = batch.kinds()
+        start = 0
+        while start < len(batch):
+            run = self._table.intern(
+                batch,
+                start=start,
+                kinds_end=ACCESS_KINDS_END,
+                stop_kind=KIND_DELETED,
+                keys_max=self.settings.heat_keys_max,
+                grow=self._tail is None,
+            )
+            self._name_new_keys()
+            dropping = self._take_run(batch, run, times, kinds)
+            start = run.stop
+            if dropping:
+                self._drop_coldest(dropping)
+            elif start < len(batch):
+                if kinds[start] == KIND_DELETED:
+                    self._delete(batch, start, float(times[start]))
+                    start += 1
+                else:  # the table has no room for this row's new keys
+                    needed = len(batch.values(start)[5])
+                    self._drop_coldest(max(needed, int(len(self._keys) * _DROP_RATIO)))
+        self.events_applied += batch.ready_count
 
-    def _believed(self, time_s: float) -> float:
-        """Return the event's time, or the watermark where a lone clock runs ahead of all others."""
-        if not -1e12 < time_s < 1e12:
-            raise InputError(f"event time must be finite Unix seconds, got {time_s!r}")
-        if time_s <= self.watermark_s:
-            self._ahead = 0
-            return time_s
-        if self.watermark_s != _NEVER and time_s > self.watermark_s + self.settings.heat_jump_s_max:
-            self._ahead += 1
-            if self._ahead < self.settings.heat_jump_events:
-                return self.watermark_s
-        self._ahead = 0
-        self.watermark_s = time_s
-        return time_s
+    def _name_new_keys(self) -> None:
+        table, keys = self._table, self._keys
+        if len(table) > len(keys):
+            keys.extend(table.key(number) for number in range(len(keys), len(table)))
+            self._reserve(len(keys))
 
-    def _intern(self, tenant: str, chunk_ids: Sequence[str], batch: _Batch) -> list[int]:
-        """Return the keys' numbers, giving new ones where needed."""
-        numbers = self._numbers.setdefault(tenant, {})
-        try:
-            return [numbers[chunk_id] for chunk_id in chunk_ids]
-        except KeyError:
-            pass
-        keys = self._keys
-        if len(keys) + len(chunk_ids) > self.settings.heat_keys_max and keys:
-            self._flush(batch)
-            self._drop_coldest(max(len(chunk_ids), int(len(keys) * _DROP_RATIO)))
-            keys = self._keys
-            numbers = self._numbers.setdefault(tenant, {})
-        for chunk_id in chunk_ids:
-            if chunk_id not in numbers:
-                numbers[chunk_id] = len(keys)
-                keys.append((tenant, chunk_id))
-        self._reserve(len(keys))
-        return [numbers[chunk_id] for chunk_id in chunk_ids]
+    def _take_run(
+        self, batch: EventBatch, run: KeyRun, times: Floats, kinds: NDArray[np.uint8]
+    ) -> int:
+        """Count a run's accesses and links; returns how many keys to drop after it."""
+        rows = run.rows()
+        if not len(rows):
+            return 0
+        believed = self._clock.believe(times[rows])
+        weights = np.where(kinds[rows] == KIND_RESULT, self.settings.heat_result_weight, 1.0)
+        amounts = np.repeat(weights, run.sizes())
+        dropping = 0
+        if self._tail is not None:
+            dropping = self._admit(batch, run, believed.times_s, amounts)
+            rows = run.rows()
+            if not len(rows):
+                return dropping
+        moments = self._clock.take(believed, len(rows))
+        config = self.settings
+        links = self._sessions.links(
+            batch,
+            run,
+            moments,
+            kind=KIND_SEARCH,
+            width=config.graph_transition_chunks,
+            gap_s=config.graph_session_gap_s,
+            sessions_max=config.graph_sessions_max,
+            window=config.graph_window_chunks,
+        )
+        self._add_links(*links)
+        numbers = run.numbers()
+        self._count(numbers, run.sizes(), moments, amounts[: len(numbers)])
+        return dropping
+
+    def _admit(self, batch: EventBatch, run: KeyRun, moments: Floats, amounts: Floats) -> int:
+        """Count the accesses of keys outside the table; let those in that have earned it.
+
+        A key that enters brings its estimate, as accesses of that moment. The run is cut before the
+        first row for whose keys the table may have no room.
+
+        Returns:
+            How many keys to drop after the run.
+        """
+        tail, table, limit = self._tail, self._table, self.settings.heat_keys_max
+        assert tail is not None
+        rows, sizes = run.rows(), run.sizes()
+        outside = np.flatnonzero(run.numbers() < 0)
+        owners = np.repeat(np.arange(len(sizes)), sizes)[outside]
+        firsts = np.cumsum(sizes) - sizes
+        dropping = 0
+        starts = np.flatnonzero(np.diff(owners, prepend=-1)).tolist()
+        for start, end in itertools.pairwise([*starts, len(owners)]):
+            row = int(owners[start])
+            _, _, _, tenant, _, chunk_ids = batch.values(int(rows[row]))
+            places = outside[start:end].tolist()
+            keys = [(tenant, chunk_ids[place - int(firsts[row])]) for place in places]
+            # Anew: rows before this one may have brought some in.
+            absent = sum(table.find(*key) < 0 for key in keys)
+            if len(table) and len(table) + absent > limit:
+                run.cut(row)
+                dropping = max(absent, int(limit * _DROP_RATIO))
+                break
+            time_s = float(moments[row])
+            for place, key in zip(places, keys, strict=True):
+                number = table.find(*key)
+                if number < 0:
+                    demand = tail.count(key, time_s, float(amounts[place]))
+                    if not tail.earned(time_s, demand):
+                        continue
+                    number = table.add(*key)
+                    amounts[place] = demand
+                run.settle(place, number)
+        self._name_new_keys()
+        return dropping
 
     def _reserve(self, count: int) -> None:
         have = len(self._last)
         if count > have:
             room = max(count, 2 * have)
-            grown = np.full((2, room), _NEVER)
+            grown = np.full((2, room), NEVER)
             grown[0, :have] = self._last
             grown[1, :have] = self._deleted
             self._last, self._deleted = grown[0].copy(), grown[1].copy()
             self._counts.reserve(room)
             self._edges.reserve(room)
 
-    def _flush(self, batch: _Batch) -> None:
-        if not batch.sizes:
+    def _add_links(self, tails: Ints, heads: Ints, times: Floats) -> None:
+        if not len(tails):
             return
-        numbers, times, amounts = batch.accesses()
-        new = batch.edges(numbers, times, self.settings.graph_window_chunks)
-        if len(new[0]):
-            self._loose = (
-                np.concatenate((self._loose[0], new[0])),
-                np.concatenate((self._loose[1], new[1])),
-                np.concatenate((self._loose[2], new[2])),
-            )
-            self._merge_blocks()
-        alive = times > self._deleted[numbers]
-        if not alive.all():
-            numbers, times, amounts = numbers[alive], times[alive], amounts[alive]
-        self._counts.add(numbers, times, amounts)
-        np.maximum.at(self._last, numbers, times)
-        batch.clear()
+        loose = tuple(
+            np.concatenate(pair) for pair in zip(self._loose, (tails, heads, times), strict=True)
+        )
+        at, whole = 0, len(tails) + len(self._loose[0])
+        while whole - at >= EDGE_BLOCK:
+            tails, heads, times = (column[at : at + EDGE_BLOCK] for column in loose)
+            if self._tracker is None:
+                self._edges.add(tails, heads, times, np.ones(EDGE_BLOCK))
+            else:
+                self._tracker.grow(len(self._keys))
+                self._tracker.add_edges(tails, heads, times, np.ones(EDGE_BLOCK))
+            at += EDGE_BLOCK
+        self._loose = (loose[0][at:], loose[1][at:], loose[2][at:])
 
-    def _delete(self, event: Event) -> None:
-        numbers = self._numbers.get(event.tenant, {})
-        known = [numbers[c] for c in event.chunk_ids if c in numbers]
-        time_s = self._believed(event.time_s)
+    def _count(self, numbers: Ints, sizes: Ints, moments: Floats, amounts: Floats) -> None:
+        times = np.repeat(moments, sizes)
+        alive = times > self._deleted[numbers]
+        if self._tail is not None:
+            alive &= numbers >= 0
+        if not alive.all():
+            sizes = np.bincount(
+                np.repeat(np.arange(len(sizes)), sizes)[alive], minlength=len(sizes)
+            )
+            numbers, times, amounts = numbers[alive], times[alive], amounts[alive]
+        self._counts.add_runs(numbers, sizes, moments, amounts)
+        np.maximum.at(self._last, numbers, times)
+
+    def _delete(self, batch: EventBatch, row: int, time_s: float) -> None:
+        _, _, _, tenant, _, chunk_ids = batch.values(row)
+        known = [n for n in (self._table.find(tenant, c) for c in chunk_ids) if n >= 0]
+        time_s = float(self._clock.take(self._clock.believe(np.array([time_s])), 1)[0])
         rows = np.array(known, dtype=np.int64)
         gone = rows[self._last[rows] <= time_s]
         self._deleted[rows] = np.maximum(self._deleted[rows], time_s)
         self._counts.clear(gone)
-        self._last[gone] = _NEVER
+        self._last[gone] = NEVER
         if self._tracker is None:
             self._edges.clear(gone)
         else:
             self._tracker.grow(len(self._keys))
             self._tracker.clear(gone)
-        self.events_applied += 1
-
-    def _follow(self, event: Event, numbers: list[int], time_s: float, batch: _Batch) -> None:
-        """Note what follows what inside the session."""
-        width = self.settings.graph_transition_chunks
-        if not width:
-            return
-        sessions = self._sessions
-        key = (event.tenant, event.session or "")
-        before = sessions.pop(key, None)
-        first = numbers[:width]
-        if before is None:
-            sessions[key] = (time_s, tuple(first))
-            if len(sessions) > self.settings.graph_sessions_max:
-                del sessions[next(iter(sessions))]
-            return
-        if 0.0 <= time_s - before[0] <= self.settings.graph_session_gap_s:
-            batch.add_transition(before[1], first)
-        sessions[key] = before if before[0] > time_s else (time_s, tuple(first))
-
-    def _merge_blocks(self) -> None:
-        loose = self._loose
-        while len(loose[0]) >= _EDGE_BLOCK:
-            tails, heads, times = loose
-            block = (
-                tails[:_EDGE_BLOCK],
-                heads[:_EDGE_BLOCK],
-                times[:_EDGE_BLOCK],
-                np.ones(_EDGE_BLOCK),
-            )
-            if self._tracker is None:
-                self._edges.add(*block)
-            else:
-                self._tracker.grow(len(self._keys))
-                self._tracker.add_edges(*block)
-            loose = (tails[_EDGE_BLOCK:], heads[_EDGE_BLOCK:], times[_EDGE_BLOCK:])
-        self._loose = loose
 
     def _drop_coldest(self, count: int) -> None:
-        """Forget the ``count`` keys of the least demand; ties go by age of the key's number."""
+        """Move the ``count`` keys of the least demand to the tail; ties go by the key's number."""
         total = len(self._keys)
-        demand = self._counts.values(self.watermark_s, slice(0, total))
+        demand = self._counts.values(self._newest(), slice(0, total))
         order = np.lexsort((np.arange(total), demand))
-        kept = np.sort(order[min(count, total) :])
+        dropped = order[: min(count, total)]
+        self._remember(dropped, demand)
+        kept = np.sort(order[len(dropped) :])
         number = np.full(total, -1, dtype=np.int64)
         number[kept] = np.arange(len(kept))
         self._counts.keep(kept)
@@ -247,20 +287,28 @@ class HeatGraph:
         self._tracker = None
         for name in ("_last", "_deleted"):
             old = getattr(self, name)
-            new = np.full_like(old, _NEVER)
+            new = np.full_like(old, NEVER)
             new[: len(kept)] = old[kept]
             setattr(self, name, new)
         self._rank = self._padded_rank(total)[kept]
         self._keys = [self._keys[i] for i in kept.tolist()]
-        self._numbers = _numbered(self._keys)
-        renumber = number.tolist()
+        self._table.keep(kept)
         tails, heads, times = number[self._loose[0]], number[self._loose[1]], self._loose[2]
         alive = (tails >= 0) & (heads >= 0)
         self._loose = (tails[alive], heads[alive], times[alive])
-        self._sessions = {
-            key: (time_s, tuple(renumber[n] for n in numbers if renumber[n] >= 0))
-            for key, (time_s, numbers) in self._sessions.items()
-        }
+        self._sessions.renumber(number)
+
+    def _remember(self, dropped: Ints, demand: Floats) -> None:
+        """Keep an estimate of each dropped key, and ask for more than theirs to come back."""
+        config = self.settings
+        if self._tail is None:
+            self._tail = TailSketch(
+                half_life_s=config.heat_half_life_s, buckets=config.heat_tail_buckets
+            )
+        now_s = self._newest()
+        for number in dropped.tolist():
+            self._tail.raise_to(self._keys[number], now_s, float(demand[number]))
+        self._tail.set_floor(now_s, float(demand[dropped].max(initial=0.0)))
 
     # ---- scores out -----------------------------------------------------------------------------
 
@@ -313,7 +361,7 @@ class HeatGraph:
         seeds = dict.fromkeys(recent.tolist(), 1.0)
         mass, _ = personalised_pagerank(self._edges, seeds, damping=self.settings.pagerank_damping)
         ranked = sorted(mass.items(), key=lambda item: (-item[1], item[0]))
-        alive = [(row, value) for row, value in ranked if last[row] != _NEVER]
+        alive = [(row, value) for row, value in ranked if last[row] != NEVER]
         return {self._keys[row]: value for row, value in alive[:limit]}
 
     def _loose_edges(self) -> LooseEdges:
@@ -381,8 +429,8 @@ class HeatGraph:
 
     def explain(self, key: ContentKey, now_s: float) -> dict[str, Any] | None:
         """Return the terms behind one key's score and its strongest links; None when unknown."""
-        number = self._numbers.get(key[0], {}).get(key[1])
-        if number is None or self._last[number] == _NEVER:
+        number = self._table.find(*key)
+        if number < 0 or self._last[number] == NEVER:
             return None
         now = max(now_s, self._newest())
         row = np.array([number], dtype=np.int64)
@@ -406,185 +454,47 @@ class HeatGraph:
         return sorted(shares, key=lambda pair: (-pair[1], pair[0]))
 
     def _newest(self) -> float:
-        return self.watermark_s if self.watermark_s != _NEVER else -1e12
+        return self.watermark_s if self.watermark_s != NEVER else -1e12
 
     def _selected(self, tenant: str | None) -> tuple[list[ContentKey], Ints]:
-        if tenant is None:
-            numbers = np.arange(len(self._keys))
-        else:
-            numbers = np.fromiter(self._numbers.get(tenant, {}).values(), dtype=np.int64)
-        rows = numbers[self._last[numbers] != _NEVER].astype(np.int64)
+        numbers = np.arange(len(self._keys)) if tenant is None else self._table.members(tenant)
+        rows = numbers[self._last[numbers] != NEVER]
         return [self._keys[i] for i in rows.tolist()], rows
 
     # ---- state ----------------------------------------------------------------------------------
 
     def to_snapshot(self) -> bytes:
         """Return the whole state; equal state gives equal bytes."""
-        count = len(self._keys)
-        return pack(
-            _KIND,
-            {
-                "keys": [list(key) for key in self._keys],
-                "sessions": [
-                    [tenant, session, time_s, list(numbers)]
-                    for (tenant, session), (time_s, numbers) in self._sessions.items()
-                ],
-                "watermark_s": None if self.watermark_s == _NEVER else self.watermark_s,
-                "ahead": self._ahead,
-                "events_applied": self.events_applied,
-                "edge_landmark": None if self._edges.landmark == _NEVER else self._edges.landmark,
-                "tracked": self._tracker is not None,
-                "half_lives": [self.settings.heat_decay, self.settings.heat_half_life_s],
-            },
-            {
-                "count_parts": self._counts.parts[:, :count],
-                "count_landmarks": self._counts.landmarks,
-                "last": self._last[:count],
-                "deleted": self._deleted[:count],
-                "rank": self._rank,
-                "tracker_x": np.empty(0) if self._tracker is None else self._tracker.x,
-                "tracker_residual": (
-                    np.empty(0) if self._tracker is None else self._tracker.residual
-                ),
-                "edge_targets": self._edges.targets[:count],
-                "edge_weights": self._edges.weights[:count],
-                "loose_tails": self._loose[0],
-                "loose_heads": self._loose[1],
-                "loose_times": self._loose[2],
-            },
-        )
+        return heat_state.to_snapshot(self)
 
     @staticmethod
     def from_snapshot(data: bytes, settings: PrefetchSettings | None = None) -> HeatGraph:
         """Return the graph that `to_snapshot` saved.
 
         Raises:
-            SnapshotCorrupt: the bytes are damaged, or were written under another decay or degree;
-                start from the log instead.
+            SnapshotCorrupt: the bytes are damaged, or were written under another decay, degree or
+                size of the tail; start from the log instead.
         """
-        values, arrays = unpack(_KIND, data)
         graph = HeatGraph(settings)
-        config = graph.settings
-        if values["half_lives"] != [config.heat_decay, config.heat_half_life_s]:
-            raise SnapshotCorrupt(
-                f"heat snapshot has decay {values['half_lives']}, settings say "
-                f"{[config.heat_decay, config.heat_half_life_s]}"
-            )
-        if arrays["edge_targets"].shape[1] != config.graph_edges_per_key_max:
-            raise SnapshotCorrupt(
-                f"heat snapshot has {arrays['edge_targets'].shape[1]} edges per key, settings say "
-                f"{config.graph_edges_per_key_max}"
-            )
-        graph._keys = [(tenant, chunk) for tenant, chunk in values["keys"]]
-        graph._numbers = _numbered(graph._keys)
-        count = len(graph._keys)
-        graph._reserve(count)
-        graph._counts.parts[:, :count] = arrays["count_parts"]
-        graph._counts.landmarks = arrays["count_landmarks"]
-        graph._last[:count] = arrays["last"]
-        graph._deleted[:count] = arrays["deleted"]
-        graph._rank = arrays["rank"]
-        graph._edges.targets[:count] = arrays["edge_targets"]
-        graph._edges.weights[:count] = arrays["edge_weights"]
-        if values["edge_landmark"] is not None:
-            graph._edges.landmark = values["edge_landmark"]
-        if values["tracked"]:
-            tracker = RankTracker(graph._edges, 0, damping=config.pagerank_damping)
-            tracker.x, tracker.residual = arrays["tracker_x"], arrays["tracker_residual"]
-            tracker.count = len(tracker.x)
-            graph._tracker = tracker
-        graph._loose = (arrays["loose_tails"], arrays["loose_heads"], arrays["loose_times"])
-        graph._sessions = {
-            (tenant, session): (time_s, tuple(numbers))
-            for tenant, session, time_s, numbers in values["sessions"]
-        }
-        if values["watermark_s"] is not None:
-            graph.watermark_s = values["watermark_s"]
-        graph._ahead = values["ahead"]
-        graph.events_applied = values["events_applied"]
+        heat_state.restore(graph, data)
         return graph
 
     def check(self) -> None:
         """Raise InputError on the first broken invariant."""
-        if sum(map(len, self._numbers.values())) != len(self._keys):
+        if len(self._table) != len(self._keys) or any(
+            self._table.find(*key) != number for number, key in enumerate(self._keys)
+        ):
             raise InputError("a key is numbered twice or not at all")
         if len(self._keys) > max(self.settings.heat_keys_max, CHUNK_IDS_MAX):
             raise InputError(f"{len(self._keys)} keys, at most {self.settings.heat_keys_max}")
-        if len(self._loose[0]) >= _EDGE_BLOCK:
-            raise InputError(f"{len(self._loose[0])} loose edges, expected below {_EDGE_BLOCK}")
+        if len(self._loose[0]) >= EDGE_BLOCK:
+            raise InputError(f"{len(self._loose[0])} loose edges, expected below {EDGE_BLOCK}")
         if len(self._sessions) > self.settings.graph_sessions_max:
             raise InputError(f"{len(self._sessions)} sessions remembered")
         self._counts.check()
         self._edges.check()
 
 
-class _Batch:
-    """Accesses of events that were interned but are not counted yet."""
-
-    def __init__(self) -> None:
-        self.clear()
-
-    def clear(self) -> None:
-        self.numbers: list[int] = []
-        self.sizes: list[int] = []
-        self.times: list[float] = []
-        self.amounts: list[float] = []
-        self.linked: list[bool] = []
-        self.follow_tails: list[int] = []
-        self.follow_heads: list[int] = []
-        self.follow_events: list[int] = []
-
-    def add(self, numbers: list[int], time_s: float, amount: float, *, linked: bool) -> None:
-        self.numbers += numbers
-        self.sizes.append(len(numbers))
-        self.times.append(time_s)
-        self.amounts.append(amount)
-        self.linked.append(linked)
-
-    def add_transition(self, tails: Sequence[int], heads: Sequence[int]) -> None:
-        """Link the last event's first chunks to what came before in its session."""
-        for tail in tails:
-            self.follow_tails += [tail] * len(heads)
-            self.follow_heads += heads
-        self.follow_events += [len(self.sizes) - 1] * (len(tails) * len(heads))
-
-    def accesses(self) -> tuple[Ints, Floats, Floats]:
-        sizes = np.array(self.sizes, dtype=np.int64)
-        numbers = np.array(self.numbers, dtype=np.int64)
-        times = np.repeat(np.array(self.times, dtype=np.float64), sizes)
-        amounts = np.repeat(np.array(self.amounts, dtype=np.float64), sizes)
-        return numbers, times, amounts
-
-    def edges(self, numbers: Ints, times: Floats, window: int) -> tuple[Ints, Ints, Floats]:
-        """Return co-retrievals and transitions in the order of their events.
-
-        The order depends on the events alone, so that the blocks cut from it do too.
-        """
-        sizes = np.array(self.sizes, dtype=np.int64)
-        event = np.repeat(np.arange(len(sizes)), sizes)
-        linked = np.repeat(np.array(self.linked, dtype=bool), sizes)
-        tails, heads, events = [], [], []
-        for gap in range(1, window + 1):
-            together = (event[:-gap] == event[gap:]) & linked[:-gap]
-            first, second = numbers[:-gap][together], numbers[gap:][together]
-            tails += [first, second]
-            heads += [second, first]
-            events += [event[:-gap][together]] * 2
-        tails.append(np.array(self.follow_tails, dtype=np.int64))
-        heads.append(np.array(self.follow_heads, dtype=np.int64))
-        events.append(np.array(self.follow_events, dtype=np.int64))
-        of_event = np.concatenate(events)
-        order = np.argsort(of_event, kind="stable")
-        moments = np.array(self.times, dtype=np.float64)[of_event[order]]
-        return np.concatenate(tails)[order], np.concatenate(heads)[order], moments
-
-
-def _no_edges() -> tuple[Ints, Ints, Floats]:
+def no_edges() -> tuple[Ints, Ints, Floats]:
+    """Return empty tails, heads and times."""
     return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0)
-
-
-def _numbered(keys: Sequence[ContentKey]) -> dict[str, dict[str, int]]:
-    numbers: dict[str, dict[str, int]] = {}
-    for number, (tenant, chunk_id) in enumerate(keys):
-        numbers.setdefault(tenant, {})[chunk_id] = number
-    return numbers

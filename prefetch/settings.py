@@ -58,7 +58,14 @@ class PrefetchSettings:
         0.6, "Scores from here up to the fast threshold enter the prefetch queue. Score in [0, 1]."
     )
     heat_keys_max: int = _setting(
-        1_000_000, "Content keys tracked; beyond it the coldest are dropped. Count."
+        1_000_000,
+        "Content keys tracked; beyond it the coldest leave for the tail, where an estimate of them "
+        "stays. Count.",
+    )
+    heat_tail_buckets: int = _setting(
+        1 << 20,
+        "Counters per hash of the tail's sketch, 32 bytes each, taken once keys had to leave: as "
+        "many as keys tracked, so that a key asked for once is rarely mistaken for more. Count.",
     )
     heat_result_weight: float = _setting(
         2.0, "What a used result counts, when a retrieved one counts 1: use is stronger evidence."
@@ -152,6 +159,7 @@ class PrefetchSettings:
             )
         for name in (
             "heat_keys_max",
+            "heat_tail_buckets",
             "graph_edges_per_key_max",
             "graph_window_chunks",
             "heat_jump_events",

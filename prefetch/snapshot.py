@@ -56,6 +56,18 @@ def pack(kind: str, values: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]
     return body + hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest()
 
 
+def kind_of(data: bytes) -> str | None:
+    """Return what the bytes claim to be a snapshot of, unchecked; None where that is unreadable."""
+    if len(data) < _HEAD.size or not data.startswith(MAGIC):
+        return None
+    header_bytes = _HEAD.unpack_from(data)[2]
+    try:
+        kind = orjson.loads(data[_HEAD.size : _HEAD.size + header_bytes])["kind"]
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return None
+    return str(kind)
+
+
 def unpack(kind: str, data: bytes) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """Return the values and (writable) arrays of a snapshot.
 

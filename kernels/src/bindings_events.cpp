@@ -208,7 +208,6 @@ void bind_batch(nb::module_& m) {
 void bind_keys(nb::module_& m) {
   nb::class_<stoker::KeyTable::Interned>(m, "KeyRun", "A run of rows with their keys' numbers.")
       .def_ro("stop", &stoker::KeyTable::Interned::stop)
-      .def_ro("ready", &stoker::KeyTable::Interned::ready)
       .def("rows", [](const stoker::KeyTable::Interned& r) { return column(std::vector(r.rows)); })
       .def("sizes",
            [](const stoker::KeyTable::Interned& r) { return column(std::vector(r.sizes)); })
@@ -220,7 +219,8 @@ void bind_keys(nb::module_& m) {
             if (place >= r.numbers.size()) throw stoker::BadInput("no such place in the run");
             r.numbers[place] = number;
           },
-          "place"_a, "number"_a, "Give a key of the run its number.");
+          "place"_a, "number"_a, "Give a key of the run its number.")
+      .def("cut", &stoker::KeyTable::Interned::cut, "count"_a, "Keep only the first rows.");
 
   nb::class_<stoker::KeyTable>(m, "KeyTable", "(group, key) to 0, 1, 2, ... as they were added.")
       .def(nb::init<>())
@@ -348,14 +348,9 @@ void bind_events(nb::module_& m) {
         if (tails.shape(0) != heads.shape(0) || tails.shape(0) != grown.shape(0)) {
           throw stoker::BadInput("tails, heads and weights differ in length");
         }
-        std::vector<std::int64_t> changed;
-        {
-          const nb::gil_scoped_release release;
-          changed = stoker::add_edges(table, tails.data(), heads.data(), grown.data(),
-                                      tails.shape(0));
-        }
-        return column(std::move(changed));
+        const nb::gil_scoped_release release;
+        stoker::add_edges(table, tails.data(), heads.data(), grown.data(), tails.shape(0));
       },
       "targets"_a, "weights"_a, "tails"_a, "heads"_a, "grown"_a,
-      "Strengthen edges in rows of slots, in place; return the rows that changed, rising.");
+      "Strengthen edges in rows of slots, in place.");
 }

@@ -15,6 +15,20 @@ struct Pair {
   double weight;
 };
 
+// The rows lie anywhere in memory; they are on their way while the other pairs are summed.
+void prefetch_row(const EdgeRows& table, std::int64_t tail) {
+  constexpr std::size_t kLine = 64;
+  const std::size_t row = static_cast<std::size_t>(tail) * table.degree;
+  const char* targets = reinterpret_cast<const char*>(table.targets + row);
+  for (std::size_t at = 0; at < table.degree * sizeof(std::int32_t); at += kLine) {
+    __builtin_prefetch(targets + at);
+  }
+  const char* weights = reinterpret_cast<const char*>(table.weights + row);
+  for (std::size_t at = 0; at < table.degree * sizeof(double); at += kLine) {
+    __builtin_prefetch(weights + at, 1);
+  }
+}
+
 // Sums equal pairs, in the order of their first.
 std::vector<Pair> summed(const EdgeRows& table, const std::int64_t* tails,
                          const std::int64_t* heads, const double* weights, std::size_t count) {
@@ -38,6 +52,7 @@ std::vector<Pair> summed(const EdgeRows& table, const std::int64_t* tails,
     for (;; at = (at + 1) & (slots - 1)) {
       if (places[at] == 0) {
         pairs.push_back({tail, head, weights[i]});
+        prefetch_row(table, tail);
         places[at] = static_cast<std::uint32_t>(pairs.size());
         break;
       }
@@ -51,61 +66,89 @@ std::vector<Pair> summed(const EdgeRows& table, const std::int64_t* tails,
   return pairs;
 }
 
+// One tail's new edges, chained by their places among the pairs.
+struct Chain {
+  std::int64_t tail;
+  std::uint32_t first;
+};
+
 // Puts one row's new edges, strongest first, into its weakest slots.
-void replace_weakest(const EdgeRows& table, const Pair* first, const Pair* last) {
+void replace_weakest(const EdgeRows& table, std::int64_t tail, std::vector<Pair>& edges) {
+  std::sort(edges.begin(), edges.end(), [](const Pair& a, const Pair& b) {
+    return a.weight != b.weight ? a.weight > b.weight : a.head < b.head;
+  });
   const std::size_t degree = table.degree;
-  std::int32_t* targets = table.targets + static_cast<std::size_t>(first->tail) * degree;
-  double* weights = table.weights + static_cast<std::size_t>(first->tail) * degree;
-  const std::size_t fits = std::min(degree, static_cast<std::size_t>(last - first));
+  std::int32_t* targets = table.targets + static_cast<std::size_t>(tail) * degree;
+  double* weights = table.weights + static_cast<std::size_t>(tail) * degree;
+  const std::size_t fits = std::min(degree, edges.size());
+  if (fits == 1) {
+    const std::size_t slot =
+        static_cast<std::size_t>(std::min_element(weights, weights + degree) - weights);
+    targets[slot] = static_cast<std::int32_t>(edges[0].head);
+    weights[slot] = edges[0].weight;
+    return;
+  }
+  // The weakest slots, rising; a row is short, so each finds its place among them by stepping.
   thread_local std::vector<std::pair<double, std::size_t>> weakest;
-  weakest.clear();
-  for (std::size_t slot = 0; slot < degree; ++slot) weakest.emplace_back(weights[slot], slot);
-  std::partial_sort(weakest.begin(), weakest.begin() + static_cast<std::ptrdiff_t>(fits),
-                    weakest.end());
+  weakest.resize(fits);
+  std::size_t found = 0;
+  for (std::size_t slot = 0; slot < degree; ++slot) {
+    const double weight = weights[slot];
+    if (found == fits && weight >= weakest[found - 1].first) continue;
+    std::size_t at = found < fits ? found++ : found - 1;
+    for (; at > 0 && weakest[at - 1].first > weight; --at) weakest[at] = weakest[at - 1];
+    weakest[at] = {weight, slot};
+  }
   for (std::size_t i = 0; i < fits; ++i) {
     const std::size_t slot = weakest[i].second;
-    targets[slot] = static_cast<std::int32_t>(first[i].head);
-    weights[slot] = first[i].weight;
+    targets[slot] = static_cast<std::int32_t>(edges[i].head);
+    weights[slot] = edges[i].weight;
   }
+}
+
+std::size_t slot_of(std::uint64_t key, std::size_t slots) {
+  return fold_product(key, 0x9E3779B97F4A7C15u) & (slots - 1);
 }
 
 }  // namespace
 
-std::vector<std::int64_t> add_edges(const EdgeRows& table, const std::int64_t* tails,
-                                    const std::int64_t* heads, const double* weights,
-                                    std::size_t count) {
+void add_edges(const EdgeRows& table, const std::int64_t* tails, const std::int64_t* heads,
+               const double* weights, std::size_t count) {
   const std::vector<Pair> pairs = summed(table, tails, heads, weights, count);
-  std::vector<Pair> unknown;
-  std::vector<std::int64_t> changed;
-  changed.reserve(pairs.size());
-  for (const Pair& pair : pairs) {
-    changed.push_back(pair.tail);
+  std::size_t slots = 16;
+  while (slots < 2 * pairs.size()) slots *= 2;
+  constexpr std::uint32_t kNone = 0xFFFFFFFF;
+  std::vector<std::uint32_t> places(slots, kNone);  // into `chains`
+  std::vector<Chain> chains;
+  std::vector<std::uint32_t> next(pairs.size(), kNone);
+  const auto degree = static_cast<std::int32_t>(table.degree);
+  for (std::uint32_t i = 0; i < pairs.size(); ++i) {
+    const Pair& pair = pairs[i];
     const std::size_t row = static_cast<std::size_t>(pair.tail) * table.degree;
     const std::int32_t* targets = table.targets + row;
-    std::size_t slot = table.degree;
-    for (std::size_t i = 0; i < table.degree; ++i) {
-      if (targets[i] == pair.head) slot = i;
+    const auto head = static_cast<std::int32_t>(pair.head);
+    std::int32_t slot = 0;  // plus 1; without a branch, so that compilers take many at once
+    for (std::int32_t j = 0; j < degree; ++j) slot |= targets[j] == head ? j + 1 : 0;
+    if (slot != 0) {
+      table.weights[row + static_cast<std::size_t>(slot) - 1] += pair.weight;
+      continue;
     }
-    if (slot < table.degree) {
-      table.weights[row + slot] += pair.weight;
+    std::size_t at = slot_of(static_cast<std::uint64_t>(pair.tail), slots);
+    while (places[at] != kNone && chains[places[at]].tail != pair.tail) at = (at + 1) & (slots - 1);
+    if (places[at] == kNone) {
+      places[at] = static_cast<std::uint32_t>(chains.size());
+      chains.push_back({pair.tail, i});
     } else {
-      unknown.push_back(pair);
+      next[i] = chains[places[at]].first;
+      chains[places[at]].first = i;
     }
   }
-  std::sort(unknown.begin(), unknown.end(), [](const Pair& a, const Pair& b) {
-    if (a.tail != b.tail) return a.tail < b.tail;
-    if (a.weight != b.weight) return a.weight > b.weight;
-    return a.head < b.head;
-  });
-  for (std::size_t at = 0; at < unknown.size();) {
-    std::size_t end = at + 1;
-    while (end < unknown.size() && unknown[end].tail == unknown[at].tail) ++end;
-    replace_weakest(table, unknown.data() + at, unknown.data() + end);
-    at = end;
+  std::vector<Pair> edges;
+  for (const Chain& chain : chains) {
+    edges.clear();
+    for (std::uint32_t i = chain.first; i != kNone; i = next[i]) edges.push_back(pairs[i]);
+    replace_weakest(table, chain.tail, edges);
   }
-  std::sort(changed.begin(), changed.end());
-  changed.erase(std::unique(changed.begin(), changed.end()), changed.end());
-  return changed;
 }
 
 Links links_of(const std::vector<std::int64_t>& sizes, const std::vector<std::int64_t>& numbers,

@@ -134,6 +134,19 @@ void KeyTable::keep(const std::int64_t* numbers, std::size_t count) {
   *this = std::move(kept);
 }
 
+void KeyTable::Interned::cut(std::size_t count) {
+  if (count >= rows.size()) {
+    throw BadInput("cannot cut " + std::to_string(rows.size()) + " rows to " +
+                   std::to_string(count));
+  }
+  std::size_t kept = 0;
+  for (std::size_t i = 0; i < count; ++i) kept += static_cast<std::size_t>(sizes[i]);
+  stop = static_cast<std::size_t>(rows[count]);
+  rows.resize(count);
+  sizes.resize(count);
+  numbers.resize(kept);
+}
+
 KeyTable::Interned KeyTable::intern(const EventBatch& batch, std::size_t start,
                                     std::uint8_t kinds_end, std::uint8_t stop_kind,
                                     std::size_t keys_max, bool grow) {
@@ -141,6 +154,7 @@ KeyTable::Interned KeyTable::intern(const EventBatch& batch, std::size_t start,
   out.stop = batch.rows.size();
   std::string_view group_name;
   std::int64_t group = kAbsent;
+  std::vector<std::uint64_t> hashes;
   for (std::size_t at = start; at < batch.rows.size(); ++at) {
     const EventRow& row = batch.rows[at];
     if (row.state != RowState::kReady) continue;
@@ -148,10 +162,7 @@ KeyTable::Interned KeyTable::intern(const EventBatch& batch, std::size_t start,
       out.stop = at;
       break;
     }
-    if (row.kind >= kinds_end) {
-      ++out.ready;
-      continue;
-    }
+    if (row.kind >= kinds_end) continue;
     const std::string_view tenant = batch.view(row.tenant);
     if (group < 0 || tenant != group_name) {
       group = grow ? static_cast<std::int64_t>(group_made(tenant)) : group_number(tenant);
@@ -160,9 +171,14 @@ KeyTable::Interned KeyTable::intern(const EventBatch& batch, std::size_t start,
     const auto of = static_cast<std::uint32_t>(group);
     const std::size_t before = out.numbers.size();
     bool whole = true;
+    hashes.clear();
+    for (std::size_t i = 0; i < row.key_count; ++i) {
+      hashes.push_back(hash_of(of, batch.view(batch.keys[row.first_key + i])));
+      __builtin_prefetch(&slots_[hashes[i] & mask_]);
+    }
     for (std::size_t i = 0; i < row.key_count; ++i) {
       const std::string_view key = batch.view(batch.keys[row.first_key + i]);
-      const std::int64_t found = group < 0 ? kAbsent : find_hashed(hash_of(of, key), of, key);
+      const std::int64_t found = group < 0 ? kAbsent : find_hashed(hashes[i], of, key);
       whole = whole && found >= 0;
       out.numbers.push_back(found);
     }
@@ -176,12 +192,10 @@ KeyTable::Interned KeyTable::intern(const EventBatch& batch, std::size_t start,
         std::int64_t& number = out.numbers[before + i];
         if (number >= 0) continue;
         const std::string_view key = batch.view(batch.keys[row.first_key + i]);
-        const std::uint64_t hash = hash_of(of, key);
-        number = find_hashed(hash, of, key);  // the row may name it twice
-        if (number < 0) number = add_hashed(hash, of, key);
+        number = find_hashed(hashes[i], of, key);  // the row may name it twice
+        if (number < 0) number = add_hashed(hashes[i], of, key);
       }
     }
-    ++out.ready;
     out.rows.push_back(static_cast<std::int64_t>(at));
     out.sizes.push_back(row.key_count);
   }

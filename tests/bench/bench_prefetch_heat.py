@@ -219,14 +219,15 @@ def size(keys: int, degree: int, *, seed: int) -> dict[str, float]:
     )
     graph = HeatGraph(settings)
     graph._keys = [(TENANT, f"c{i}") for i in range(keys)]
-    graph._numbers = {TENANT: {f"c{i}": i for i in range(keys)}}
+    for key in graph._keys:
+        graph._table.add(*key)
     graph._reserve(keys)
     graph._edges.landmark = 0.0
     graph._edges._advance(START_S * graph._edges.rate)
     graph._edges.targets[:keys] = rng.integers(0, keys, (keys, degree))
     graph._edges.weights[:keys] = rng.random((keys, degree)) * 2.0**256
     graph._last[:keys] = START_S
-    graph.watermark_s = START_S
+    graph._clock.watermark_s = START_S
     graph.tick(START_S)
     for _ in range(200):
         graph.tick(START_S)

@@ -18,10 +18,9 @@ struct EdgeRows {
 // Strengthens tail -> head by `weights[i]`; loops are left out. Equal pairs are summed in the order
 // given; then known edges grow, and then each row's new edges replace its weakest slots, the
 // strongest new one first (ties: the smaller head, the lower slot), as many as the row has slots.
-// Returns the rows that changed, rising. Throws BadInput where a key is out of range.
-std::vector<std::int64_t> add_edges(const EdgeRows& table, const std::int64_t* tails,
-                                    const std::int64_t* heads, const double* weights,
-                                    std::size_t count);
+// Throws BadInput where a key is out of range; then nothing was changed.
+void add_edges(const EdgeRows& table, const std::int64_t* tails, const std::int64_t* heads,
+               const double* weights, std::size_t count);
 
 struct Links {
   std::vector<std::int64_t> tails, heads, rows;

@@ -46,10 +46,12 @@ class KeyTable {
 
   struct Interned {
     std::size_t stop = 0;               // first row that was not taken
-    std::size_t ready = 0;              // ready rows in [start, stop)
     std::vector<std::int64_t> rows;     // those that name keys and take part
     std::vector<std::int64_t> sizes;    // how many keys each
     std::vector<std::int64_t> numbers;  // all their keys, kAbsent where `grow` is false
+
+    // Keeps the first `count` rows, fewer than there are; `stop` becomes the one after them.
+    void cut(std::size_t count);
   };
 
   // Looks up the keys of the ready rows from `start` on whose kind is below `kinds_end`, adding

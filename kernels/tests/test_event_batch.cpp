@@ -1,0 +1,133 @@
+// Envelopes into columns, keys into numbers, links into rows: the plain cases, and damaged bytes.
+#include <random>
+#include <string>
+#include <vector>
+
+#include "check.hpp"
+#include "stoker/edge_rows.hpp"
+#include "stoker/errors.hpp"
+#include "stoker/event_batch.hpp"
+#include "stoker/key_table.hpp"
+
+namespace {
+
+using namespace stoker;
+
+const EnvelopeRules kRules{{"search", "used"}, {0, 1}, {"application/json"}, 4096, 16, 16, 16,
+                           16,                 64,     8};
+
+const std::string kGood =
+    R"({"specversion":"1.0","id":"e1","source":"/a","type":"search","time":)"
+    R"("2026-01-31T12:00:00.25Z","x":[1,-2.5,{"y":null}],"data":{"tenant":"t","session":"s",)"
+    "\"query\":\"wh\\u00e9 \xc3\xa9?\",\"chunk_ids\":[\"a\",\"b\"]}}";
+
+RowState state_of(const std::string& payload) {
+  EventBatch batch;
+  batch.scan(payload, kRules);
+  return batch.rows.at(0).state;
+}
+
+std::string changed(const std::string& from, const std::string& to) {
+  std::string out = kGood;
+  const std::size_t at = out.find(from);
+  CHECK(at != std::string::npos);
+  return out.replace(at, from.size(), to);
+}
+
+void test_scan() {
+  EventBatch batch;
+  batch.scan(kGood, kRules);
+  const EventRow& row = batch.rows.at(0);
+  CHECK(row.state == RowState::kReady);
+  CHECK_EQ(row.time_s, 1769860800.25);
+  CHECK_EQ(batch.view(row.id), std::string_view("e1"));
+  CHECK_EQ(batch.view(row.session), std::string_view("s"));
+  CHECK_EQ(row.key_count, 2u);
+  CHECK_EQ(batch.view(batch.keys[1]), std::string_view("b"));
+  CHECK_THROWS(batch.put(0, 0, 0, "a", "b", nullptr, {}), BadInput, "waits to be settled");
+  for (const auto& [from, to] : std::vector<std::pair<std::string, std::string>>{
+           {"1.0", "1.1"}, {"\"e1\"", "\"\""}, {"search", "serach"}, {"-01-31", "-02-30"},
+           {"\"a\",", "\"a\","  "1,"}, {"\"t\"", "null"}, {"-2.5", "-02"}, {"-2.5", "1e3"},
+           {"\\u00e9", "\\ud800"}, {"\xc3\xa9", "\xc0\xa9"}, {"\"x\"", "\"id\""}, {"}}", "}}}"},
+           {"\"a\"", "\"\\u0061\""}, {"\"session\":\"s\"", "\"session\":7"}}) {
+    CHECK(state_of(changed(from, to)) == RowState::kUndecided);
+  }
+  CHECK(state_of(changed("\"session\":\"s\"", "\"session\" : null ")) == RowState::kReady);
+  CHECK(state_of(changed("\\u00e9", "\\ud83d\\ude00")) == RowState::kReady);
+}
+
+// Whatever the bytes: nothing is read outside them (AddressSanitizer watches), and a row is ready
+// or undecided.
+void test_damaged_bytes() {
+  std::mt19937_64 random(7);
+  for (int i = 0; i < 20000; ++i) {
+    std::string payload = kGood.substr(0, 1 + random() % kGood.size());
+    for (std::uint64_t changes = random() % 3; changes > 0; --changes) {
+      payload[random() % payload.size()] = static_cast<char>(random());
+    }
+    payload.shrink_to_fit();
+    state_of(payload);
+  }
+}
+
+void test_keys() {
+  EventBatch batch;
+  const std::string_view session = "s";
+  batch.rows.resize(3);
+  batch.put(0, 0, 1.0, "1", "t", &session, {"a", "b", "a"});
+  batch.put(1, 1, 2.0, "2", "u", &session, {"a"});
+  batch.put(2, 0, 3.0, "3", "t", &session, {"c", "b"});
+  KeyTable table;
+  KeyTable::Interned run = table.intern(batch, 0, 2, 9, 3, true);
+  CHECK_EQ(run.stop, 2u);  // no room for a row with an unknown key
+  CHECK(run.numbers == (std::vector<std::int64_t>{0, 1, 0, 2}));
+  run = table.intern(batch, 2, 2, 9, 3, false);
+  CHECK(run.numbers == (std::vector<std::int64_t>{KeyTable::kAbsent, 1}));
+  CHECK_EQ(table.find("u", "a"), 2);
+  CHECK_EQ(table.find("v", "a"), KeyTable::kAbsent);
+  const std::int64_t kept[] = {1, 2};
+  table.keep(kept, 2);
+  CHECK_EQ(table.find("t", "b"), 0);
+  CHECK_EQ(table.find("t", "a"), KeyTable::kAbsent);
+  CHECK_EQ(table.add("t", "z"), 2);
+  const std::int64_t wrong[] = {5};
+  CHECK_THROWS(table.keep(wrong, 1), BadInput, "key number 5 of 3");
+}
+
+void test_window() {
+  EventBatch batch;
+  batch.rows.resize(4);
+  for (std::size_t i = 0; i < 4; ++i) {
+    batch.put(i, 0, 1.0, std::to_string(i % 2), "t", nullptr, {});
+  }
+  IdWindow window;
+  CHECK_EQ(window.pass(batch, 1), 0u);  // a window of one forgets the one before
+  CHECK_EQ(window.size(), 1u);
+  CHECK_EQ(window.pass(batch, 9), 3u);
+  CHECK_EQ(window.size(), 2u);
+}
+
+void test_edges() {
+  std::vector<std::int32_t> targets(4, -1);
+  std::vector<double> weights(4, 0.0);
+  const EdgeRows table{targets.data(), weights.data(), 2, 2};
+  const std::int64_t tails[] = {0, 0, 0, 1};
+  const std::int64_t heads[] = {1, 0, 1, 0};
+  const double grown[] = {1.0, 9.0, 2.0, 4.0};
+  add_edges(table, tails, heads, grown, 4);
+  CHECK(targets == (std::vector<std::int32_t>{1, -1, 0, -1}));
+  CHECK(weights == (std::vector<double>{3.0, 0.0, 4.0, 0.0}));
+  const std::int64_t outside[] = {2};
+  CHECK_THROWS(add_edges(table, outside, heads, grown, 1), BadInput, "among 2 rows");
+}
+
+}  // namespace
+
+int main() {
+  test_scan();
+  test_damaged_bytes();
+  test_keys();
+  test_window();
+  test_edges();
+  return 0;
+}

@@ -1,0 +1,113 @@
+"""The heat graph's state as bytes, and back.
+
+A graph that never dropped a key is written as version 2, one with a tail as version 3: an older
+Stoker reads what it can, and refuses the rest by name.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stoker.prefetch.heat_clock import NEVER
+from stoker.prefetch.rank_tracker import RankTracker
+from stoker.prefetch.snapshot import SnapshotCorrupt, kind_of, pack, unpack
+from stoker.prefetch.tail_sketch import TailSketch
+
+if TYPE_CHECKING:
+    from stoker.prefetch.heat import HeatGraph
+
+_KIND = "heat graph 2"
+_KIND_TAIL = "heat graph 3"
+
+
+def to_snapshot(graph: HeatGraph) -> bytes:
+    """Return the whole state; equal state gives equal bytes."""
+    count = len(graph._keys)
+    clock = graph._clock
+    values: dict[str, Any] = {
+        "keys": [list(key) for key in graph._keys],
+        "sessions": [list(session) for session in graph._sessions.items()],
+        "watermark_s": None if clock.watermark_s == NEVER else clock.watermark_s,
+        "ahead": clock.ahead,
+        "events_applied": graph.events_applied,
+        "edge_landmark": None if graph._edges.landmark == NEVER else graph._edges.landmark,
+        "tracked": graph._tracker is not None,
+        "half_lives": [graph.settings.heat_decay, graph.settings.heat_half_life_s],
+    }
+    arrays = {
+        "count_parts": graph._counts.parts[:, :count],
+        "count_landmarks": graph._counts.landmarks,
+        "last": graph._last[:count],
+        "deleted": graph._deleted[:count],
+        "rank": graph._rank,
+        "tracker_x": np.empty(0) if graph._tracker is None else graph._tracker.x,
+        "tracker_residual": np.empty(0) if graph._tracker is None else graph._tracker.residual,
+        "edge_targets": graph._edges.targets[:count],
+        "edge_weights": graph._edges.weights[:count],
+        "loose_tails": graph._loose[0],
+        "loose_heads": graph._loose[1],
+        "loose_times": graph._loose[2],
+    }
+    if graph._tail is None:
+        return pack(_KIND, values, arrays)
+    values["tail"], tail = graph._tail.to_state()
+    return pack(_KIND_TAIL, values, {**arrays, "tail": tail})
+
+
+def restore(graph: HeatGraph, data: bytes) -> None:
+    """Fill an empty graph with what `to_snapshot` saved.
+
+    Raises:
+        SnapshotCorrupt: the bytes are damaged, or were written under other settings.
+    """
+    kind = _KIND_TAIL if kind_of(data) == _KIND_TAIL else _KIND
+    values, arrays = unpack(kind, data)
+    config = graph.settings
+    if values["half_lives"] != [config.heat_decay, config.heat_half_life_s]:
+        raise SnapshotCorrupt(
+            f"heat snapshot has decay {values['half_lives']}, settings say "
+            f"{[config.heat_decay, config.heat_half_life_s]}"
+        )
+    if arrays["edge_targets"].shape[1] != config.graph_edges_per_key_max:
+        raise SnapshotCorrupt(
+            f"heat snapshot has {arrays['edge_targets'].shape[1]} edges per key, settings say "
+            f"{config.graph_edges_per_key_max}"
+        )
+    for tenant, chunk_id in values["keys"]:
+        graph._table.add(tenant, chunk_id)
+        graph._keys.append((tenant, chunk_id))
+    count = len(graph._keys)
+    graph._reserve(count)
+    graph._counts.parts[:, :count] = arrays["count_parts"]
+    graph._counts.landmarks = arrays["count_landmarks"]
+    graph._last[:count] = arrays["last"]
+    graph._deleted[:count] = arrays["deleted"]
+    graph._rank = arrays["rank"]
+    graph._edges.targets[:count] = arrays["edge_targets"]
+    graph._edges.weights[:count] = arrays["edge_weights"]
+    if values["edge_landmark"] is not None:
+        graph._edges.landmark = values["edge_landmark"]
+    if values["tracked"]:
+        tracker = RankTracker(graph._edges, 0, damping=config.pagerank_damping)
+        tracker.x, tracker.residual = arrays["tracker_x"], arrays["tracker_residual"]
+        tracker.count = len(tracker.x)
+        graph._tracker = tracker
+    graph._loose = (arrays["loose_tails"], arrays["loose_heads"], arrays["loose_times"])
+    for tenant, session, time_s, numbers in values["sessions"]:
+        graph._sessions.load(tenant, session, time_s, numbers)
+    if values["watermark_s"] is not None:
+        graph._clock.watermark_s = values["watermark_s"]
+    graph._clock.ahead = values["ahead"]
+    graph.events_applied = values["events_applied"]
+    if kind == _KIND_TAIL:
+        try:
+            graph._tail = TailSketch.from_state(
+                values["tail"],
+                arrays["tail"],
+                half_life_s=config.heat_half_life_s,
+                buckets=config.heat_tail_buckets,
+            )
+        except ValueError as error:
+            raise SnapshotCorrupt(f"heat snapshot: {error}") from error
