@@ -39,6 +39,9 @@ KIND_DELETED: Final = EVENT_TYPES.index(DOCUMENT_DELETED)
 ACCESS_KINDS_END: Final = 2
 assert {KIND_SEARCH, KIND_RESULT} == set(range(ACCESS_KINDS_END))
 
+# What `EventBatch.states` holds for a row that counts.
+ROW_READY: Final = 1
+
 _KINDS: Final = {name: kind for kind, name in enumerate(EVENT_TYPES)}
 
 

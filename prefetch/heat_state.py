@@ -102,12 +102,9 @@ def restore(graph: HeatGraph, data: bytes) -> None:
     graph._clock.ahead = values["ahead"]
     graph.events_applied = values["events_applied"]
     if kind == _KIND_TAIL:
-        try:
-            graph._tail = TailSketch.from_state(
-                values["tail"],
-                arrays["tail"],
-                half_life_s=config.heat_half_life_s,
-                buckets=config.heat_tail_buckets,
-            )
-        except ValueError as error:
-            raise SnapshotCorrupt(f"heat snapshot: {error}") from error
+        graph._tail = TailSketch.from_state(
+            values["tail"],
+            arrays["tail"],
+            half_life_s=config.heat_half_life_s,
+            buckets=config.heat_tail_buckets,
+        )

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from stoker.prefetch.decay import landmark_for
 from stoker.prefetch.protocols import ContentKey
+from stoker.prefetch.snapshot import SnapshotCorrupt
 
 _HASHES = 4
 
@@ -105,7 +106,7 @@ class TailSketch:
         """Return what `to_state` saved; continues bit for bit.
 
         Raises:
-            ValueError: it has another number of buckets.
+            SnapshotCorrupt: it has another number of buckets.
         """
         import datasketches
 
@@ -114,7 +115,7 @@ class TailSketch:
         tail._buckets = buckets
         tail._sketch = datasketches.count_min_sketch.deserialize(data.tobytes())
         if (found := int(tail._sketch.num_buckets)) != buckets:
-            raise ValueError(f"tail sketch has {found} buckets, settings say {buckets}")
+            raise SnapshotCorrupt(f"tail sketch has {found} buckets, settings say {buckets}")
         tail._landmark = -math.inf if values["landmark"] is None else float(values["landmark"])
         tail._floor = float(values["floor"])
         return tail

@@ -17,11 +17,15 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, runtime_checkable
 
+import numpy as np
 import structlog
+from numpy.typing import NDArray
 
 from stoker.errors import ConfigError, CorruptError
+from stoker.kernels._core import EventBatch, IdWindow
+from stoker.prefetch.event_batch import decode_batch
 from stoker.prefetch.events import EVENT_BYTES_MAX, Event, EventError, decode
 from stoker.service.dead_letters import DeadLetters
 from stoker.service.snapshot_file import read_snapshot, write_snapshot
@@ -44,6 +48,17 @@ class Sink(Protocol):
 
     def to_snapshot(self) -> bytes:
         """Write the whole state."""
+        ...
+
+
+@runtime_checkable
+class BatchSink(Protocol):
+    """A sink that takes events as columns: no object is made per event."""
+
+    def apply_batch(
+        self, batch: EventBatch, /, *, arrived_s: NDArray[np.float64] | None = None
+    ) -> None:
+        """Take a batch's ready rows, in order; `arrived_s` has one time per row."""
         ...
 
 
@@ -147,7 +162,7 @@ class ConsumeLoop:
         self._consumer: Consumer | None = None
         self._offsets: dict[int, int] = {}
         self._held: set[int] = set()
-        self._seen: dict[tuple[str, str], None] = {}
+        self._seen = IdWindow()
         self._records = self._events = self._duplicates = self._refused = self._snapshots = 0
         self._unsaved = 0
         self._save_failed = False
@@ -291,47 +306,62 @@ class ConsumeLoop:
 
     def _apply(self, records: Sequence[Record]) -> None:
         self._whole = False
-        events: list[Event] = []
-        arrived_s: list[float] = []
-        seen = self._seen
-        dedup = self._options.dedup_events
-        bytes_max = self._options.event_bytes_max
-        offsets = self._offsets
+        sink = self.sink
+        if isinstance(sink, BatchSink):
+            self._events += self._apply_columns(records, sink)
+        else:
+            self._events += self._apply_events(records)
+        # Records of a partition come in order, so the last one of each says where it ends.
         for record in records:
-            offsets[record.partition] = record.offset + 1
-            if record.value is None:
-                continue
-            try:
-                event = decode(record.value, bytes_max=bytes_max)
-            except EventError as error:
-                self._refused += 1
-                if self._dead_letters is not None:
-                    self._dead_letters.put(record.value, error, origin=record)
-                continue
-            if dedup:
-                # Per tenant: nobody can suppress another tenant's event by guessing its id.
-                identity = (event.tenant, event.id)
-                if identity in seen:
-                    self._duplicates += 1
-                    continue
-                seen[identity] = None
-            events.append(event)
-            arrived_s.append(record.time_s)
-        self._forget(len(seen) - dedup)
-        if events:
-            self.sink.apply(events, arrived_s=arrived_s)
+            self._offsets[record.partition] = record.offset + 1
         self._whole = True
         self._records += len(records)
-        self._events += len(events)
         self._unsaved += len(records)
         self._last_time_s = records[-1].time_s
         if self._dead_letters is not None:
             self._dead_letters.flush()
 
-    def _forget(self, count: int) -> None:
-        if count > 0:
-            for identity in [key for key, _ in zip(self._seen, range(count), strict=False)]:
-                del self._seen[identity]
+    def _apply_columns(self, records: Sequence[Record], sink: BatchSink) -> int:
+        batch, refused = decode_batch(
+            [record.value for record in records], bytes_max=self._options.event_bytes_max
+        )
+        for row, error in refused:
+            self._refuse(records[row], error)
+        if self._options.dedup_events:
+            # Per tenant: nobody can suppress another tenant's event by guessing its id.
+            self._duplicates += self._seen.pass_rows(batch, self._options.dedup_events)
+        count = batch.ready_count
+        if count:
+            arrived_s = np.fromiter((record.time_s for record in records), np.float64, len(records))
+            sink.apply_batch(batch, arrived_s=arrived_s)
+        return count
+
+    def _apply_events(self, records: Sequence[Record]) -> int:
+        events: list[Event] = []
+        arrived_s: list[float] = []
+        dedup = self._options.dedup_events
+        for record in records:
+            if record.value is None:
+                continue
+            try:
+                event = decode(record.value, bytes_max=self._options.event_bytes_max)
+            except EventError as error:
+                self._refuse(record, error)
+                continue
+            if dedup and not self._seen.add(event.tenant, event.id, dedup):
+                self._duplicates += 1
+                continue
+            events.append(event)
+            arrived_s.append(record.time_s)
+        if events:
+            self.sink.apply(events, arrived_s=arrived_s)
+        return len(events)
+
+    def _refuse(self, record: Record, error: EventError) -> None:
+        self._refused += 1
+        if self._dead_letters is not None:
+            assert record.value is not None
+            self._dead_letters.put(record.value, error, origin=record)
 
     def _write_snapshot(self) -> bool:
         if not self._whole:
@@ -343,7 +373,7 @@ class ConsumeLoop:
                 "topic": self._topic,
                 "group": self._group,
                 "offsets": [[p, at] for p, at in sorted(self._offsets.items())],
-                "seen": [list(identity) for identity in self._seen],
+                "seen": self._seen.items(),
                 "time_s": self._clock(),
             }
             try:
@@ -384,7 +414,9 @@ class ConsumeLoop:
             log.error("service.snapshot_damaged", reason=str(error), moved_to=str(aside))
             return open_sink(None)
         self._offsets = {int(p): int(at) for p, at in header["offsets"]}
-        self._seen = {(tenant, event_id): None for tenant, event_id in header["seen"]}
+        if self._options.dedup_events:
+            for tenant, event_id in header["seen"]:
+                self._seen.add(tenant, event_id, self._options.dedup_events)
         log.info(
             "service.snapshot_restored", file=str(path), bytes=len(body), offsets=self._offsets
         )

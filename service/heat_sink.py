@@ -9,6 +9,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.kernels._core import EventBatch
 from stoker.prefetch.events import Event
 from stoker.prefetch.heat import HeatGraph
 from stoker.prefetch.protocols import ContentKey
@@ -39,6 +43,13 @@ class HeatSink:
         """Take events into the heat, in the order given."""
         with self._lock:
             self._graph.apply(events, arrived_s=arrived_s)
+
+    def apply_batch(
+        self, batch: EventBatch, /, *, arrived_s: NDArray[np.float64] | None = None
+    ) -> None:
+        """Take a batch's ready rows into the heat, in order."""
+        with self._lock:
+            self._graph.apply_batch(batch, arrived_s=arrived_s)
 
     def to_snapshot(self) -> bytes:
         """Write the whole heat."""

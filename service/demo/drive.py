@@ -10,7 +10,6 @@ import dataclasses
 import shutil
 import time
 import uuid
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import UnavailableError
+from stoker.kernels._core import EventBatch
+from stoker.prefetch.event_batch import ROW_READY
 from stoker.prefetch.events import Event
 from stoker.prefetch.heat import HeatGraph
 from stoker.prefetch.settings import PrefetchSettings
@@ -179,11 +180,12 @@ class _CountingSink(HeatSink):
         self._run = run
         self.own_count = 0
 
-    def apply(
-        self, events: Sequence[Event], /, *, arrived_s: Sequence[float] | None = None
+    def apply_batch(
+        self, batch: EventBatch, /, *, arrived_s: NDArray[np.float64] | None = None
     ) -> None:
-        super().apply(events, arrived_s=arrived_s)
-        self.own_count += sum(event.id.startswith(self._run) for event in events)
+        super().apply_batch(batch, arrived_s=arrived_s)
+        rows = np.flatnonzero(batch.states() == ROW_READY).tolist()
+        self.own_count += sum(batch.values(row)[2].startswith(self._run) for row in rows)
 
 
 def _graph(snapshot: bytes | None) -> HeatGraph:

@@ -29,9 +29,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import structlog
+from numpy.typing import NDArray
 
-from stoker.prefetch.events import SEARCH_PERFORMED, Event, decode, encode, new_event, partition_key
+from stoker.kernels._core import EventBatch
+from stoker.prefetch.event_batch import decode_batch
+from stoker.prefetch.events import (
+    RESULT_USED,
+    SEARCH_PERFORMED,
+    Event,
+    decode,
+    encode,
+    new_event,
+    partition_key,
+)
 from stoker.prefetch.heat import HeatGraph
 from stoker.service.consume import ConsumeLoop, ConsumeOptions, Sink
 from stoker.service.embedded_log import EmbeddedLog
@@ -39,6 +51,7 @@ from stoker.service.kafka_options import KafkaOptions
 from stoker.service.streams import EventLog, TopicSpec
 
 BATCH = 2_000
+CHUNKS = 10
 Entry = tuple[bytes, bytes]
 
 
@@ -74,13 +87,17 @@ class Bench:
 
     def memory(self) -> None:
         payloads = [payload for _, payload in self.entries]
-        with self.measured("memory: decode"):
+        with self.measured("memory: decode, an object per event"):
             for payload in payloads:
                 decode(payload)
+        with self.measured("memory: decode, columns"):
+            for at in range(0, len(payloads), BATCH):
+                decode_batch(payloads[at : at + BATCH])
         graph = HeatGraph()
         with self.measured("memory: decode, heat"):
             for at in range(0, len(payloads), BATCH):
-                graph.apply([decode(payload) for payload in payloads[at : at + BATCH]])
+                batch, _ = decode_batch(payloads[at : at + BATCH])
+                graph.apply_batch(batch)
         self.digests.append(hashlib.sha256(graph.to_snapshot()).hexdigest())
 
     def log(self, name: str, log: EventLog, topic: str, folder: Path) -> None:
@@ -142,21 +159,30 @@ class Nothing:
     ) -> None:
         pass
 
+    def apply_batch(
+        self, batch: EventBatch, /, *, arrived_s: NDArray[np.float64] | None = None
+    ) -> None:
+        pass
+
     def to_snapshot(self) -> bytes:
         return b""
 
 
 def make_entries(count: int, seed: int) -> list[Entry]:
-    """Make searches over 50,000 chunks of skewed popularity."""
+    """Make sessions over 50,000 chunks of skewed popularity: four searches, then a used result."""
     chance = random.Random(seed)
     entries = []
     for i in range(count):
+        used = i % 5 == 4
         event: Event = new_event(
-            SEARCH_PERFORMED,
+            RESULT_USED if used else SEARCH_PERFORMED,
             tenant="acme",
             session=f"s{i // 5}",
-            query="how do I open a zip file that has a password?",
-            chunk_ids=[f"zipfile.ZipFile#{int(50_000 ** chance.random())}" for _ in range(8)],
+            query=None if used else "how do I open a zip file that has a password?",
+            chunk_ids=[
+                f"zipfile.ZipFile#{int(50_000 ** chance.random())}"
+                for _ in range(1 if used else CHUNKS)
+            ],
             time_s=1.7e9 + i * 0.01,
             event_id=f"{i:032x}",
         )
@@ -299,7 +325,8 @@ def render(report: dict[str, Any]) -> str:
     head = f"{'':<58}{'per second':>12}{'per CPU s':>14}"
     return "\n".join(
         [
-            f"{report['events']:,} events of {report['bytes_mean']:.0f} bytes with 8 chunks each",
+            f"{report['events']:,} events of {report['bytes_mean']:.0f} bytes: four searches with "
+            f"{CHUNKS} chunks, then a used result",
             f"machine: {platform.machine()}, {os.cpu_count()} cores, Linux {platform.release()}, "
             f"Python {platform.python_version()}; load {os.getloadavg()[0]:.1f}",
             f"broker: {report['broker'] or 'none'}",

@@ -51,7 +51,7 @@ def die_at(count: int) -> None:
     consume.write_snapshot = around(consume.write_snapshot)
     EmbeddedConsumer.commit = around(EmbeddedConsumer.commit)  # type: ignore[method-assign]
     DeadLetters.flush = around(DeadLetters.flush)  # type: ignore[method-assign]
-    HeatGraph.apply = around(HeatGraph.apply)  # type: ignore[method-assign]
+    HeatGraph.apply_batch = around(HeatGraph.apply_batch)  # type: ignore[method-assign]
 
 
 class _Os:
