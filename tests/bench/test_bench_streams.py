@@ -24,5 +24,9 @@ def test_events_through_decode_and_heat(
     report = bench.run(5_000, seed=1, kafka=None, with_kafka=False)
     with capsys.disabled():
         print(f"\n{bench.render(report)}")
-    assert [row["name"] for row in report["rows"]][:2] == ["memory: decode", "memory: decode, heat"]
-    assert len(report["rows"]) == 6
+    assert [row["name"] for row in report["rows"]][:3] == [
+        "memory: decode, an object per event",
+        "memory: decode, columns",
+        "memory: decode, heat",
+    ]
+    assert len(report["rows"]) == 7
