@@ -1,23 +1,36 @@
 """The measured process of the engine benchmark: one peer, one way of opening, one set of queries.
 
-Run as ``python engine_child.py JOB``, JOB a JSON file; prints one JSON object. It measures one
-thing, so that nobody's memory, cache or threads are anybody else's.
+Run as ``python engine_child.py JOB``, JOB a file of `engine_job.Job`; prints one line, RESULT and
+a JSON object. It measures one thing, so that nobody's memory, cache or threads are anybody else's.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import resource
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from engine_peers import PEERS
+
+
+def join(groups: list[str]) -> None:
+    """Enter control groups; before the large imports, whose memory is then theirs too."""
+    for procs in groups:
+        Path(procs).write_text(str(os.getpid()))
+
+
+if __name__ == "__main__":
+    JOB = json.loads(Path(sys.argv[1]).read_text())
+    join(JOB["groups"])
+
+import engine_stages  # noqa: E402
+import numpy as np  # noqa: E402
+from engine_job import Job  # noqa: E402
+from engine_peers import PEERS  # noqa: E402
+from engine_proc import Busy, group_reads, memory, reads  # noqa: E402
 
 K = 10
 
@@ -27,29 +40,59 @@ def recall(found: Any, truth: Any) -> float:
     return float((np.asarray(found)[:, :, None] == truth[:, None, :]).any(axis=1).mean())
 
 
-def read_bytes() -> int:
-    """Bytes that the kernel has read from devices for this process."""
-    for line in Path("/proc/self/io").read_text().splitlines():
-        if line.startswith("read_bytes:"):
-            return int(line.split()[1])
-    return -1
+def build(job: Job, peer: Any) -> dict[str, Any]:
+    """Build from a file of vectors."""
+    vectors = np.load(job.vectors, mmap_mode="r")
+    start = time.perf_counter()
+    peer.build(Path(job.folder), vectors)
+    return {"seconds": time.perf_counter() - start}
 
 
-def warm(job: dict[str, Any], peer: Any, queries: Any, truth: Any) -> dict[str, Any]:
-    """Speeds over efforts: batches, and on one thread also one query at a time."""
-    rows = []
+def empty(job: Job, peer: Any) -> dict[str, Any]:
+    """Import everything, hold the queries, open no index: what a process needs anyway."""
+    peer.prepare()
+    return {"queries": len(np.load(job.queries))} if job.queries else {}
+
+
+def opened(job: Job, peer: Any) -> float:
+    """Open; return the seconds, imports apart."""
+    peer.prepare()
+    peer.target, peer.threads = job.target, job.threads
+    if job.earlier:
+        peer.earlier = np.load(job.earlier)
+    start = time.perf_counter()
+    peer.open(Path(job.folder), job.mode, job.memory_bytes)
+    return time.perf_counter() - start
+
+
+def tune(job: Job, peer: Any) -> dict[str, Any]:
+    """The smallest effort that reaches the target."""
+    queries, truth = np.load(job.queries), np.load(job.truth)
+    opened(job, peer)
+    tried = []
     for effort in peer.efforts:
+        tried.append((effort, recall(peer.search(queries, K, effort, 1), truth)))
+        if tried[-1][1] >= job.target:
+            return {"effort": effort, "tried": tried}
+    return {"effort": 0, "tried": tried}
+
+
+def warm(job: Job, peer: Any) -> dict[str, Any]:
+    """Speeds over efforts: batches, and on one thread also one query at a time."""
+    queries, truth = np.load(job.queries), np.load(job.truth)
+    open_s = opened(job, peer)
+    rows = []
+    for effort in job.efforts or peer.efforts:
         ids = peer.search(queries, K, effort, 1)
-        row: dict[str, Any] = {"effort": effort, "recall": recall(ids, truth)}
-        row["batch"] = []
-        for _ in range(job["repeats"]):
+        row: dict[str, Any] = {"effort": effort, "recall": recall(ids, truth), "batch": []}
+        for _ in range(job.repeats):
             start = time.perf_counter()
-            peer.search(queries, K, effort, job["threads"])
+            peer.search(queries, K, effort, job.threads)
             row["batch"].append(len(queries) / (time.perf_counter() - start))
-        if job["threads"] == 1:
+        if job.threads == 1:
             singles = queries[: min(len(queries), 500)]
             row["single"] = []
-            for _ in range(job["repeats"]):
+            for _ in range(job.repeats):
                 start = time.perf_counter()
                 for i in range(len(singles)):
                     peer.search(singles[i : i + 1], K, effort, 1)
@@ -57,52 +100,115 @@ def warm(job: dict[str, Any], peer: Any, queries: Any, truth: Any) -> dict[str, 
         rows.append(row)
         if row["recall"] > 0.9985:
             break
-    return {"rows": rows}
+    return {"rows": rows, "open_ms": open_s * 1e3}
 
 
-def cold(job: dict[str, Any], peer: Any, queries: Any, truth: Any, opened: float) -> dict[str, Any]:
-    """The first queries after opening, one at a time."""
-    before = read_bytes()
-    latencies = []
-    answers = []
-    first = 0.0
+def heat(job: Job, peer: Any) -> dict[str, Any]:
+    """Answer earlier queries and count what is found: what a service knows of its demand."""
+    queries = np.load(job.queries)
+    opened(job, peer)
+    ids, counts = np.unique(peer.search(queries, K, job.effort, job.threads), return_counts=True)
+    np.savez(job.heat, ids=ids[ids >= 0], weights=counts[ids >= 0])
+    return {"documents": len(ids)}
+
+
+def asked_one_by_one(job: Job, peer: Any, queries: Any, truth: Any) -> dict[str, Any]:
+    """Ask one query after the other; latencies, recall, reads, a query."""
+    before, sent, own = reads(), group_reads(job.io_group), peer.counters()
+    latencies, answers = [], []
+    began, busy = time.perf_counter(), time.thread_time()
     for i in range(len(queries)):
         start = time.perf_counter()
-        answers.append(np.asarray(peer.search(queries[i : i + 1], K, job["effort"], 1))[0])
+        answers.append(np.asarray(peer.search(queries[i : i + 1], K, job.effort, 1))[0])
         latencies.append(time.perf_counter() - start)
-        first = first or time.monotonic() - job["started"]
-    ordered = np.sort(latencies) * 1e3
-    return {
-        "open_ms": opened * 1e3,
-        "first_answer_ms": first * 1e3,
-        "p50_ms": float(np.percentile(ordered, 50)),
-        "p99_ms": float(np.percentile(ordered, 99)),
-        "qps": len(queries) / float(np.sum(latencies)),
-        "recall": recall(np.array(answers), truth),
-        "bytes_while_answering": read_bytes() - before,
-        "bytes_in_all": read_bytes(),
+        if start - began > job.seconds_max:
+            break
+    busy = time.thread_time() - busy
+    count = len(answers)
+    after, sent_after, own_after = reads(), group_reads(job.io_group), peer.counters()
+    milliseconds = np.array(latencies) * 1e3
+    found: dict[str, Any] = {
+        "asked": count,
+        "qps": count / float(np.sum(latencies)),
+        "cpu_us": busy / count * 1e6,
+        "recall": recall(np.array(answers), truth[:count]),
+        "bytes_per_query": (after["read_bytes"] - before["read_bytes"]) / count,
+        "faults_per_query": (after["major_faults"] - before["major_faults"]) / count,
+        "reads_per_query": (sent_after - sent) / count if sent >= 0 else None,
+        "latency_ms": [round(float(value), 4) for value in milliseconds],
     }
+    for percent in (50, 95, 99):
+        found[f"p{percent}_ms"] = float(np.percentile(milliseconds, percent))
+    if own:
+        seen = own_after["page_hits"] - own["page_hits"]
+        missed = own_after["page_misses"] - own["page_misses"]
+        found["hit_ratio"] = seen / max(1, seen + missed)
+        found["misses_per_query"] = missed / count
+        found["lookups_per_query"] = (seen + missed) / count
+        found["own"] = own_after
+    return found
 
 
-def main() -> None:
-    job = json.loads(Path(sys.argv[1]).read_text())
-    for procs in job["groups"]:
-        Path(procs).write_text(str(os.getpid()))
-    queries = np.load(job["queries"])
-    truth = np.load(job["truth"])
-    peer = PEERS[job["peer"]]()
+def cold(job: Job, peer: Any) -> dict[str, Any]:
+    """The first queries after opening, one at a time."""
+    queries, truth = np.load(job.queries), np.load(job.truth)
+    open_s = opened(job, peer)
+    found = asked_one_by_one(job, peer, queries, truth)
+    found["open_ms"] = open_s * 1e3
+    found["first_answer_ms"] = open_s * 1e3 + found["latency_ms"][0]
+    found["bytes_in_all"] = reads()["read_bytes"]
+    return found
+
+
+def budget(job: Job, peer: Any) -> dict[str, Any]:
+    """A long-running process under a budget: warmed as the peer can be, settled, then measured."""
+    queries, truth = np.load(job.queries), np.load(job.truth)
+    open_s = opened(job, peer)
     start = time.perf_counter()
-    peer.open(Path(job["folder"]), job["mode"], job["memory_bytes"])
-    opened = time.perf_counter() - start
-    measured = (
-        warm(job, peer, queries, truth)
-        if job["kind"] == "warm"
-        else cold(job, peer, queries, truth, opened)
-    )
-    measured["open_ms"] = opened * 1e3
-    measured["peak_rss_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(json.dumps(measured))
+    if job.heat:
+        kept = np.load(job.heat)
+        peer.warm_by(dict(zip(kept["ids"].tolist(), kept["weights"].tolist(), strict=True)))
+    elif job.mode == "budget":
+        peer.warm_by({})
+    warm_s = time.perf_counter() - start
+    start = time.perf_counter()
+    for i in range(job.settle):
+        peer.search(queries[i : i + 1], K, job.effort, 1)
+        if time.perf_counter() - start > job.seconds_max:
+            break
+    found = asked_one_by_one(job, peer, queries[job.settle :], truth[job.settle :])
+    del found["latency_ms"]
+    return {**found, "open_ms": open_s * 1e3, "warm_s": warm_s}
+
+
+STAGES = {
+    "build": build,
+    "empty": empty,
+    "tune": tune,
+    "warm": warm,
+    "heat": heat,
+    "cold": cold,
+    "budget": budget,
+    "moments": engine_stages.moments,
+    "device": engine_stages.device,
+    "touched": engine_stages.touched,
+}
+
+
+def main(fields: dict[str, Any]) -> None:
+    """Measure and print."""
+    job = Job.of(fields)
+    started_ms = (time.monotonic() - job.started) * 1e3
+    busy = Busy()
+    measured = STAGES[job.kind](job, PEERS[job.peer]())
+    measured["machine"] = busy.since()
+    measured["memory"] = memory()
+    measured["started_ms"] = started_ms
+    print(f"\nRESULT {json.dumps(measured)}", flush=True)
+    # Some peers' threads do not end by themselves.
+    sys.stderr.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":
-    main()
+    main(JOB)

@@ -1,50 +1,32 @@
-"""Peers of the index engine behind one small interface, each as its own documentation uses it.
+"""The engines of the benchmark behind one small interface, each as its own documentation uses it.
 
-A peer builds a folder once and is then opened in fresh processes. An *effort* is the peer's own
-knob that trades time for recall; the benchmark walks it and reads speeds off at equal recall. A
-peer whose package is missing is named and left out of the table.
+A peer whose package is missing is named and left out of the table.
 """
 
 from __future__ import annotations
 
-import abc
-import os
+import importlib
+import threading
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import numpy as np
+from engine_disk_peers import DiskannPeer, LancePeer
+from engine_peer import EF_CONSTRUCTION, M, Peer, Vectors
 from numpy.typing import NDArray
 
-Vectors = NDArray[np.float32]
-M = 16
-EF_CONSTRUCTION = 200
-
-
-class Peer(abc.ABC):
-    """One engine: builds a folder, opens it, answers."""
-
-    name: ClassVar[str]
-    package: ClassVar[str]
-    efforts: ClassVar[tuple[int, ...]] = (10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-    cold_modes: ClassVar[tuple[str, ...]] = ()
-
-    @abc.abstractmethod
-    def build(self, folder: Path, vectors: Vectors) -> None:
-        """Build from unit-length vectors; inner product is the measure."""
-
-    @abc.abstractmethod
-    def open(self, folder: Path, mode: str, memory_bytes: int) -> None:
-        """Open: ``resident`` brings everything into memory, other modes are the peer's own."""
-
-    @abc.abstractmethod
-    def search(self, queries: Vectors, k: int, effort: int, threads: int) -> NDArray[Any]:
-        """Return ids, shape (nq, k)."""
+NAVIGATION: Final = ("upper", "links", "codes")
 
 
 class StokerPeer(Peer):
     name = "stoker"
     package = "stoker"
-    cold_modes = ("cold", "navigation")
+    distribution = "stoker"
+    cold_modes = ("cold", "warming", "navigation")
+    budget_mode = "budget"
+
+    def prepare(self) -> None:
+        importlib.import_module("stoker.service.embedded")
 
     def build(self, folder: Path, vectors: Vectors) -> None:
         import stoker
@@ -55,28 +37,50 @@ class StokerPeer(Peer):
         import stoker
         from stoker.index.settings import IndexSettings
 
-        threads = int(os.environ.get("STOKER_BENCH_THREADS", "1"))
         self.index = stoker.open(
             folder / "index",
             memory_bytes=memory_bytes or None,
-            settings=IndexSettings(search_threads=threads),
+            settings=IndexSettings(search_threads=self.threads),
         )
         if mode == "resident":
             self.index.warm()
         elif mode == "navigation":
-            kinds = self.index.resident().kinds
-            wanted = ("upper", "links", "codes")
-            self.index.warm(
-                budget_bytes=sum(e.pages * e.page_bytes for e in kinds if e.kind in wanted)
-            )
+            self.index.warm(budget_bytes=self.navigation_bytes())
+        elif mode == "warming":
+            threading.Thread(target=self.index.warm, daemon=True).start()
+
+    def navigation_bytes(self) -> int:
+        """Bytes of upper layers, links and first codes."""
+        kinds = self.index.resident().kinds
+        return sum(e.pages * e.page_bytes for e in kinds if e.kind in NAVIGATION)
 
     def search(self, queries: Vectors, k: int, effort: int, threads: int) -> NDArray[Any]:
-        return self.index.search(queries, k, ef=effort).ids
+        if effort and not self.target:
+            return self.index.search(queries, k, ef=effort).ids
+        self.hits = self.index.search(
+            queries, k, ef=effort or None, recall_target=self.target or None
+        )
+        return self.hits.ids
+
+    def warm_by(self, heat: dict[int, float]) -> bool:
+        self.index.warm(heat=heat)
+        return True
+
+    def counters(self) -> dict[str, float]:
+        hits, misses = self.index.page_counts()
+        resident = self.index.resident()
+        return {
+            "page_hits": hits,
+            "page_misses": misses,
+            "resident_bytes": resident.resident_bytes,
+            **{f"resident_{e.kind}": e.ratio for e in resident.kinds},
+        }
 
 
 class HnswlibPeer(Peer):
     name = "hnswlib"
     package = "hnswlib"
+    distribution = "hnswlib"
     cold_modes = ("resident",)
 
     def build(self, folder: Path, vectors: Vectors) -> None:
@@ -102,7 +106,9 @@ class HnswlibPeer(Peer):
 class FaissPeer(Peer):
     name = "faiss-hnsw"
     package = "faiss"
+    distribution = "faiss-cpu"
     cold_modes = ("resident", "mapped")
+    budget_mode = "mapped"
 
     def build(self, folder: Path, vectors: Vectors) -> None:
         import faiss
@@ -130,7 +136,9 @@ class FaissPeer(Peer):
 class UsearchPeer(Peer):
     name = "usearch-f32"
     package = "usearch"
+    distribution = "usearch"
     cold_modes = ("resident", "view")
+    budget_mode = "view"
     dtype: ClassVar[str] = "f32"
 
     def _make(self, dim: int) -> Any:
@@ -167,6 +175,7 @@ class UsearchPeer(Peer):
 class UsearchI8Peer(UsearchPeer):
     name = "usearch-i8"
     cold_modes = ()
+    budget_mode = ""
     dtype = "i8"
 
 
@@ -175,6 +184,7 @@ class GlassPeer(Peer):
 
     name = "pyglass"
     package = "glass"
+    distribution = "pyglass-portable"
 
     def build(self, folder: Path, vectors: Vectors) -> None:
         import glass
@@ -202,5 +212,14 @@ class GlassPeer(Peer):
 
 PEERS: dict[str, type[Peer]] = {
     peer.name: peer
-    for peer in (StokerPeer, HnswlibPeer, FaissPeer, UsearchPeer, UsearchI8Peer, GlassPeer)
+    for peer in (
+        StokerPeer,
+        HnswlibPeer,
+        FaissPeer,
+        UsearchPeer,
+        UsearchI8Peer,
+        GlassPeer,
+        DiskannPeer,
+        LancePeer,
+    )
 }

@@ -1,0 +1,428 @@
+"""The engine benchmark's results as Markdown."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+
+Rows = list[dict[str, Any]]
+NOISE_CORES = 0.15
+
+
+def speed_at(rows: Rows, target: float, column: str) -> float | None:
+    """Queries a second at a recall, log-linear between the two efforts around it."""
+    speeds = [(r["recall"], float(np.median(r[column]))) for r in rows if column in r]
+    for (r0, s0), (r1, s1) in itertools.pairwise(speeds):
+        if r0 <= target <= r1 and r1 > r0:
+            share = (target - r0) / (r1 - r0)
+            return float(np.exp((1 - share) * np.log(s0) + share * np.log(s1)))
+    if speeds and speeds[0][0] >= target:
+        return speeds[0][1]
+    return None
+
+
+def middle(runs: Rows, *path: str) -> float | None:
+    """Median over repeats of one figure; None where no repeat has it."""
+    values = [value for run in runs if (value := _at(run, path)) is not None]
+    return float(np.median(values)) if values else None
+
+
+def spread(runs: Rows, *path: str, digits: int = 1) -> str:
+    """Median over repeats, and the lowest and highest where there are several."""
+    values = [value for run in runs if (value := _at(run, path)) is not None]
+    if not values:
+        return "-"
+    text = f"{np.median(values):,.{digits}f}"
+    if len(values) > 1:
+        text += f" ({min(values):,.{digits}f}-{max(values):,.{digits}f})"
+    return text
+
+
+def _at(run: Any, path: tuple[str, ...]) -> Any:
+    for name in path:
+        if not isinstance(run, dict) or name not in run:
+            return None
+        run = run[name]
+    return run
+
+
+def error_of(runs: Rows) -> str:
+    """The first error of some repeats; empty where there is none."""
+    return next((str(run["error"]) for run in runs if "error" in run), "")
+
+
+def table(header: list[str], rows: list[list[str]]) -> list[str]:
+    """A Markdown table, figures to the right."""
+    lines = ["| " + " | ".join(header) + " |"]
+    lines.append("| --- |" + " ---: |" * (len(header) - 1))
+    lines += ["| " + " | ".join(row) + " |" for row in rows]
+    return [*lines, ""]
+
+
+def number(value: float | None, digits: int = 0) -> str:
+    """A figure, or a dash."""
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def render(results: dict[str, Any]) -> str:
+    """All parts that were run."""
+    lines = _head(results)
+    for name, part in (
+        ("warm", _warm),
+        ("cold", _cold),
+        ("budget", _budget),
+        ("growth", _growth),
+        ("ordering", _ordering),
+    ):
+        if results.get(name):
+            lines += part(results)
+    return "\n".join(lines)
+
+
+def _head(results: dict[str, Any]) -> list[str]:
+    m, c = results["machine"], results["corpus"]
+    packages = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
+    lines = [
+        f"# Index engine, {c['count']:,} x {c['dim']}",
+        "",
+        f"{m['processor']}, {m['cores']} cores, {m['memory_bytes'] / 2**30:.0f} GiB, "
+        f"Linux {m['kernel']}, Python {m['python']}, {m['simd']}.",
+        f"{packages}.",
+        "",
+        f"{c['real']:,} vectors are real, the others generated near neighbours.",
+    ]
+    if "real_set" in c:
+        lines += ["", *_alike(c["real_set"], c["generated_set"])]
+    lines += [_quiet(results), ""]
+    built = results["build_s"]
+    lines += table(
+        ["index", "MB", "build s"],
+        [[peer, number(results["bytes"][peer] / 1e6), number(s)] for peer, s in built.items()],
+    )
+    return lines
+
+
+def _alike(real: dict[str, Any], made: dict[str, Any]) -> list[str]:
+    rows = [
+        [name, number(real[key], digits), number(made[key], digits)]
+        for name, key, digits in (
+            ("intrinsic dimension (two nearest neighbours)", "intrinsic_dimension", 1),
+            ("cosine distance to the nearest, median", "distance_1st", 3),
+            ("to the tenth", "distance_10th", 3),
+        )
+    ]
+    for share in real["hit_curve"]:
+        rows.append(
+            [
+                f"share of answers on the most answered {float(share):.0%}",
+                number(real["hit_curve"][share], 3),
+                number(made["hit_curve"][share], 3),
+            ]
+        )
+    return table(["as many vectors of each", "real", "generated"], rows)
+
+
+def _quiet(results: dict[str, Any]) -> str:
+    others, stolen = _busy(results, "others_cores"), _busy(results, "stolen_cores")
+    if not others:
+        return ""
+    loud = sum(value > NOISE_CORES for value in others)
+    return (
+        f"While measuring, others used {np.median(others):.2f} cores (median; most "
+        f"{max(others):.2f}) and the host withheld {np.median(stolen):.2f} (most "
+        f"{max(stolen):.2f}). "
+        + (
+            f"**{loud} of {len(others)} measurements were disturbed: take the times as noise.**"
+            if loud
+            else "The machine was quiet."
+        )
+    )
+
+
+def _busy(node: Any, key: str) -> list[float]:
+    if isinstance(node, dict):
+        own = [float(node[key])] if key in node else []
+        return own + [value for child in node.values() for value in _busy(child, key)]
+    if isinstance(node, list):
+        return [value for child in node for value in _busy(child, key)]
+    return []
+
+
+def _warm(results: dict[str, Any]) -> list[str]:
+    rows = []
+    for peer in results["peers"]:
+        one, two = (results["warm"].get(f"{peer}/{n}", {}) for n in (1, 2))
+        if "rows" not in one:
+            rows.append([peer, str(one.get("error")), *[""] * 6])
+            continue
+        cells = [speed_at(one["rows"], t, c) for c in ("batch", "single") for t in (0.95, 0.99)]
+        both = speed_at(two.get("rows", []), 0.99, "batch")
+        gain = both / cells[1] if both and cells[1] else None
+        peak = one["memory"]["peak_rss_bytes"] / 1e6
+        rows.append([peer, *map(number, cells), number(both), number(gain, 2), number(peak)])
+    return [
+        "## Everything resident: queries a second at equal recall@10, medians of repeats",
+        "",
+        *table(
+            [
+                "engine",
+                "batch, 0.95",
+                "0.99",
+                "one by one, 0.95",
+                "0.99",
+                "two threads, 0.99",
+                "gain",
+                "peak MB",
+            ],
+            rows,
+        ),
+    ]
+
+
+def _cold(results: dict[str, Any]) -> list[str]:
+    part = results["cold"]
+    lines = ["## Cold: the first queries of a fresh process, one by one", ""]
+    lines += [
+        "Files dropped from the operating system's cache, checked page by page; read-ahead "
+        f"{results['machine'].get('read_ahead')}. Medians over repeats (lowest-highest). Opening "
+        "does not count imports. Engines aim at recall 0.95 as tuned when resident; Stoker is "
+        "told so (`recall_target`) and chooses by itself.",
+        "",
+    ]
+    devices = []
+    for name, d in part["device"].items():
+        if "error" in d:
+            devices.append([name, str(d["error"]), *[""] * 4])
+            continue
+        devices.append(
+            [
+                name,
+                number(d["random_4k_p50_ms"], 3),
+                number(d["random_4k_p99_ms"], 3),
+                number(d["random_4k_again_p50_ms"], 3),
+                number(d["random_4k_iops"]),
+                number(d["sequential_mb_s"]),
+            ]
+        )
+    lines += table(
+        ["disk", "4 KiB p50 ms", "p99 ms", "again p50 ms", "one by one /s", "1 MiB MB/s"], devices
+    )
+    lines.append(
+        "Where reading the same places again is much faster, the host caches, and cold is no "
+        "colder than that.\n"
+    )
+    rows = []
+    for name, runs in part["runs"].items():
+        error = error_of(runs)
+        if error:
+            rows.append([name, error, *[""] * 7])
+            continue
+        rows.append(
+            [
+                name,
+                spread(runs, "open_ms", digits=0),
+                spread(runs, "first_answer_ms", digits=0),
+                spread(runs, "p50_ms", digits=2),
+                spread(runs, "p99_ms", digits=1),
+                number(middle(runs, "recall"), 3),
+                number(middle(runs, "reads_per_query"), 1),
+                number((middle(runs, "bytes_in_all") or 0) / 1e6),
+                number((middle(runs, "memory", "peak_rss_bytes") or 0) / 1e6),
+            ]
+        )
+    lines += table(
+        [
+            "engine/how opened/disk",
+            "open ms",
+            "first answer ms",
+            "p50 ms",
+            "p99 ms",
+            "recall",
+            "reads a query",
+            "MB read",
+            "peak MB",
+        ],
+        rows,
+    )
+    for volume, runs in part["moments"].items():
+        lines += _moments(volume, runs, part["device"].get(volume, {}))
+    return lines
+
+
+def _moments(volume: str, runs: Rows, device: dict[str, Any]) -> list[str]:
+    if error_of(runs):
+        return [f"Stoker's moments on {volume}: {error_of(runs)}", ""]
+    nav = "navigation"
+    size = middle(runs, nav, "bytes") or 0.0
+    taken = size / 1e6 / device["sequential_mb_s"] if device.get("sequential_mb_s") else 0.0
+    seconds = middle(runs, nav, "seconds") or 0.0
+    lines = [
+        f"### Stoker's moments on {volume}",
+        "",
+        f"1. Open {spread(runs, 'open_ms')} ms; open to first answer "
+        f"{spread(runs, 'first_answer_ms')} ms, completeness "
+        f"{number(middle(runs, 'first', 'completeness'), 2)}, recall "
+        f"{number(middle(runs, 'first', 'recall'), 2)}.",
+        f"2. Navigation set {size / 1e6:,.1f} MB, {100 * (middle(runs, nav, 'share') or 0):.1f} % "
+        f"of the index; resident after {spread(runs, nav, 'seconds', digits=3)} s, "
+        f"{seconds / taken if taken else 0:.2f} x its bytes over the device's bandwidth "
+        f"({taken:.3f} s). Meanwhile {number(middle(runs, nav, 'asked_meanwhile'))} queries were "
+        f"answered, p99 {spread(runs, nav, 'meanwhile_p99_ms')} ms, recall "
+        f"{number(middle(runs, nav, 'meanwhile', 'recall'), 3)}.",
+        "3. From then on:",
+        "",
+    ]
+    settled = [key for key in runs[0] if key.startswith("settled_")]
+    rows = [
+        [
+            key.removeprefix("settled_"),
+            number(middle(runs, key, "recall"), 3),
+            f"{number(middle(runs, key, 'rounds_p50'), 1)} / "
+            f"{number(middle(runs, key, 'rounds_p99'), 1)}",
+            f"{number(middle(runs, key, 'pages_p50'), 1)} / "
+            f"{number(middle(runs, key, 'pages_p99'), 1)}",
+            spread(runs, key, "p50_ms", digits=2),
+            spread(runs, key, "p99_ms", digits=2),
+        ]
+        for key in settled
+    ]
+    header = ["recall_target", "recall@10", "rounds p50/p99", "pages p50/p99", "p50 ms", "p99 ms"]
+    return lines + table(header, rows)
+
+
+def _budget(results: dict[str, Any]) -> list[str]:
+    part, settings = results["budget"], results["settings"]
+    lines = [
+        "## Under a budget: one thread, one query after the other",
+        "",
+        f"Budgets are shares of {part['index_bytes'] / 1e6:,.0f} MB, the bytes of Stoker's index, "
+        "and the same bytes for every engine. The memory limit (cache of files included) adds what "
+        "a process of the engine holds with no index, "
+        f"{', '.join(f'{p} {b / 1e6:,.0f} MB' for p, b in part['constants'].items())}, and "
+        f"{part['slack_bytes'] / 1e6:,.0f} MB; DiskANN's codes are allowed on top of its budget. "
+        "Skewed: Zipf 1.0 over the vectors that queries are near, a twentieth of all ranks change "
+        f"holders every {settings['epoch_queries']} queries; Stoker is warmed by what it answered "
+        f"to the {settings['learnt']:,} queries before, DiskANN chooses its cache by the last "
+        f"2,000 of them. {settings['settle']:,} queries pass unmeasured. {_limits(part)}",
+        "",
+    ]
+    keys = [key.split("/") for key in part["runs"]]
+    for stream, target, volume in dict.fromkeys((k[1], k[2], k[4]) for k in keys):
+        shares = sorted({k[3] for k in keys if k[3] != "1.0"}, key=float)
+        base = part["runs"].get(f"stoker/{stream}/{target}/1.0/{volume}", [])
+        resident = middle(base, "qps")
+        lines += [f"### {stream}, recall {target}, disk: {volume}", ""]
+        if resident:
+            lines += [
+                f"Stoker, everything resident: {spread(base, 'qps', digits=0)} queries/s.",
+                "",
+            ]
+        rows = []
+        for share in shares:
+            for peer in dict.fromkeys(k[0] for k in keys):
+                runs = part["runs"].get(f"{peer}/{stream}/{target}/{share}/{volume}")
+                if runs is not None:
+                    rows.append(_budget_row(peer, share, runs, resident))
+        header = [
+            "budget, engine",
+            "queries/s",
+            "of resident",
+            "recall",
+            "p50 ms",
+            "p99 ms",
+            "CPU us",
+            "KB a query",
+            "reads a query",
+            "hits",
+            "peak / limit MB",
+        ]
+        lines += table(header, rows)
+    return lines
+
+
+def _limits(part: dict[str, Any]) -> str:
+    limited = [run for runs in part["runs"].values() for run in runs if "limit_bytes" in run]
+    wanted = [run for runs in part["runs"].values() for run in runs if run.get("notes", [])[1:]]
+    if limited and not wanted:
+        return "The limit is a memory control group's, so it is hard."
+    reasons = {note for run in wanted for note in run["notes"][1:]}
+    return f"**No hard memory limit was set: {'; '.join(sorted(reasons)) or 'none asked for'}.**"
+
+
+def _budget_row(peer: str, share: str, runs: Rows, resident: float | None) -> list[str]:
+    name = f"{float(share):.0%} {peer}"
+    error = error_of(runs)
+    if error:
+        return [name, error, *[""] * 9]
+    speed = middle(runs, "qps")
+    own = f"{speed / resident:.2f}" if peer == "stoker" and resident and speed else ""
+    hits = middle(runs, "hit_ratio")
+    peak, limit = middle(runs, "memory", "peak_rss_bytes"), middle(runs, "limit_bytes")
+    return [
+        name,
+        spread(runs, "qps", digits=0),
+        own,
+        number(middle(runs, "recall"), 3),
+        spread(runs, "p50_ms", digits=2),
+        spread(runs, "p99_ms", digits=1),
+        number(middle(runs, "cpu_us")),
+        number((middle(runs, "bytes_per_query") or 0) / 1e3, 1),
+        number(middle(runs, "reads_per_query"), 1),
+        "" if hits is None else f"{hits:.4f}",
+        f"{(peak or 0) / 1e6:,.0f} / " + (f"{limit / 1e6:,.0f}" if limit else "none"),
+    ]
+
+
+def _growth(results: dict[str, Any]) -> list[str]:
+    rows = [
+        [f"{r['peer']}, {r['count']:,} x {r['dim']}", r["error"], "", "", ""]
+        if "error" in r
+        else [
+            f"{r['peer']}, {r['count']:,} x {r['dim']}",
+            number(r["us_0.95"], 1),
+            number(r["us_0.99"], 1),
+            number(r["build_s"]),
+            number(r["peak_rss_bytes"] / 1e6),
+        ]
+        for r in results["growth"]["rows"]
+    ]
+    lines = ["## Growth: microseconds a query at equal recall, everything resident", ""]
+    lines += table(["engine, vectors", "0.95", "0.99", "build s", "peak MB"], rows)
+    for fit in results["growth"]["fits"]:
+        lines.append(
+            f"- {fit['peer']}, {fit['dim']} dimensions, recall {fit['what'][3:]}: "
+            f"{fit['us_per_doubling']:+.1f} us per doubling (R2 {fit['r2']:.2f}); "
+            f"time ~ n^{fit['exponent']:.2f}"
+        )
+    return [*lines, ""]
+
+
+def _ordering(results: dict[str, Any]) -> list[str]:
+    rows = []
+    for name, found in results["ordering"].items():
+        touched, limited = found["touched"], found["limited"]
+        if "error" in touched or "error" in limited:
+            rows.append([name, touched.get("error") or limited.get("error"), *[""] * 5])
+            continue
+        rows.append(
+            [
+                name,
+                number(touched["pages_mean"], 1),
+                number(touched["pages_p50"], 1),
+                f"{limited['hit_ratio']:.5f}",
+                number(limited["misses_per_query"], 2),
+                number(limited["reads_per_query"], 2),
+                number(limited["p99_ms"], 2),
+            ]
+        )
+    header = ["order of rows", "pages touched, mean", "p50", "hit ratio", "misses a query"]
+    return [
+        "## Orderings: one graph sealed four times; skewed queries, recall 0.95",
+        "",
+        "Pages touched: by single queries with nothing resident. The others: 20 % of the bytes "
+        "as budget, warmed by heat from earlier queries.",
+        "",
+        *table([*header, "reads a query", "p99 ms"], rows),
+    ]
