@@ -139,7 +139,7 @@ class HeatGraph:
     def _name_new_keys(self) -> None:
         table, keys = self._table, self._keys
         if len(table) > len(keys):
-            keys.extend(table.key(number) for number in range(len(keys), len(table)))
+            keys.extend(table.names(len(keys)))
             self._reserve(len(keys))
 
     def _take_run(

@@ -26,9 +26,13 @@ def ids_of_rows(ids: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order=
 def ids_of_rows(ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], rows: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> NDArray[numpy.int64]: ...
 
 def encode(vectors: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], *, seed: int, centre: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> tuple:
-    """Navigation and refinement records of float32 vectors, shape (n, dim)."""
+    """
+    Navigation, refinement and coarse records of float32 vectors, shape (n, dim).
+    """
 
 def code_record_bytes(dim: int) -> int: ...
+
+def coarse_record_bytes(dim: int) -> int: ...
 
 def refine_record_bytes(dim: int) -> int: ...
 
@@ -98,6 +102,9 @@ class SegmentLayout:
         """Adds the next level, the bottom first."""
 
     def set_codes(self, *, store: int, record_bytes: int, per_page: int) -> None: ...
+
+    def set_coarse(self, *, store: int, record_bytes: int, per_page: int, error: float) -> None:
+        """Navigates on these 2-bit codes; `error` as the constructor's."""
 
     def set_refine(self, *, store: int, record_bytes: int, per_page: int) -> None: ...
 
@@ -201,7 +208,8 @@ class KeyTable:
     def add(self, group: str, key: str) -> int:
         """The number, a new one where there was none."""
 
-    def key(self, number: int) -> tuple: ...
+    def names(self, start: int) -> list:
+        """(group, key) of the numbers from `start` on."""
 
     def members(self, group: str) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
         """int64: the numbers of one group's keys, rising."""

@@ -230,11 +230,21 @@ void bind_keys(nb::module_& m) {
       .def("add", &stoker::KeyTable::add, "group"_a, "key"_a,
            "The number, a new one where there was none.")
       .def(
-          "key",
-          [](const stoker::KeyTable& t, std::size_t number) {
-            return nb::make_tuple(text(t.group_of(number)), text(t.key_of(number)));
+          "names",
+          [](const stoker::KeyTable& t, std::size_t start) {
+            nb::list out;
+            nb::str group;
+            std::string_view of;
+            for (std::size_t number = start; number < t.size(); ++number) {
+              if (number == start || t.group_of(number) != of) {
+                of = t.group_of(number);
+                group = text(of);
+              }
+              out.append(nb::make_tuple(group, text(t.key_of(number))));
+            }
+            return out;
           },
-          "number"_a)
+          "start"_a, "(group, key) of the numbers from `start` on.")
       .def(
           "members",
           [](const stoker::KeyTable& t, std::string_view group) {
