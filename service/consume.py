@@ -262,11 +262,19 @@ class ConsumeLoop:
         """The partitions that this member reads now."""
         return frozenset(self._held)
 
-    def measure_lag(self) -> None:
-        """Ask the log how many records are still to be read; owner's thread only."""
-        if self._consumer is not None:
-            with contextlib.suppress(LogUnavailable):
-                self._lag = self._consumer.lag()
+    def measure_lag(self) -> bool:
+        """Ask the log how many records are still to be read; owner's thread only.
+
+        Returns:
+            Whether the log has said.
+        """
+        if self._consumer is None:
+            return False
+        try:
+            self._lag = self._consumer.lag()
+        except LogUnavailable:
+            return False
+        return True
 
     def close(self) -> None:
         """Save, give the partitions back and leave the group."""

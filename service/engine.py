@@ -511,10 +511,9 @@ class Engine:
 
     def _demand_for_warmup(self) -> Mapping[tuple[str, str], float]:
         heat = self._parts.heat
-        if heat is not None and heat.sink.key_count == 0:
-            # A new replica: the log holds what the old one knew.
-            heat.wait_caught_up(self.config.service.heat_wait_s)
-        return self.demand()
+        if heat is None:
+            return {}
+        return heat.demand_for_warmup(self._wall(), wait_s=self.config.service.heat_wait_s)
 
     def _unseen_ratio(self) -> float:
         heat = self._parts.heat

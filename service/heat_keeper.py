@@ -58,6 +58,8 @@ class HeatKeeper:
         self._caught_up = threading.Event()
         self._thread: threading.Thread | None = None
         self._loop = self._restored()
+        # Of this start: a snapshot that is written later says nothing about it.
+        self._had_snapshot = self.sink.key_count > 0
         self.restarts = 0
 
     @property
@@ -75,6 +77,18 @@ class HeatKeeper:
     def demand(self, now_s: float) -> dict[ContentKey, float]:
         """Return the decayed access count per content key, of all tenants."""
         return self.sink.demand(now_s)
+
+    def demand_for_warmup(self, now_s: float, *, wait_s: float) -> dict[ContentKey, float]:
+        """Return the demand; where there was no snapshot, once the log has been read.
+
+        A new replica's log holds what the old one knew, and a part of it is not what a plan needs.
+
+        Args:
+            wait_s: Longest that is waited for the log; then the demand is what there is.
+        """
+        if not self._had_snapshot:
+            self.wait_caught_up(wait_s)
+        return self.demand(now_s)
 
     def unseen_ratio(self, now_s: float) -> float:
         """Return the share of coming accesses that will go to chunks without heat."""
@@ -135,19 +149,19 @@ class HeatKeeper:
     def _catch_up(self) -> None:
         """Read until there is nothing left to read.
 
-        The first polls may come back empty because the group is still being joined, so an empty
-        one counts only after records, or after a while.
+        The first polls may come back empty because the group is still being joined, so that
+        nothing is left counts only after records, or after a while.
         """
         began = self._monotonic()
         while not self._stop.is_set() and not self._caught_up.is_set():
             try:
-                count = self._loop.step(_FIRST_POLL_S)
-                self._loop.measure_lag()
+                self._loop.step(_FIRST_POLL_S)
+                known = self._loop.measure_lag()
             except LogUnavailable:
                 return  # `run` says so, and goes on when the log is back
             stats = self._loop.stats()
             settled = stats.records > 0 or self._monotonic() - began >= _SETTLE_S
-            if count == 0 and stats.lag == 0 and settled:
+            if known and stats.lag == 0 and settled:
                 self._caught_up.set()
                 log.info(
                     "service.heat_caught_up",

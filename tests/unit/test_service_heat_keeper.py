@@ -1,0 +1,66 @@
+"""The heat keeper: what a warm-up is given on a new replica, and on one that comes back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from stoker.prefetch.events import SEARCH_PERFORMED, new_event
+from stoker.prefetch.settings import PrefetchSettings
+from stoker.service.consume import ConsumeOptions
+from stoker.service.embedded_log import EmbeddedLog
+from stoker.service.heat_keeper import HeatKeeper
+from stoker.service.publisher import Publisher
+from stoker.service.streams import DEAD_LETTERS_TOPIC, EVENTS_TOPIC, TopicSpec
+
+COUNT = 40
+
+
+def _log(folder: Path, chunks: range) -> EmbeddedLog:
+    log = EmbeddedLog(folder / "events")
+    for topic in (EVENTS_TOPIC, DEAD_LETTERS_TOPIC):
+        log.ensure_topic(TopicSpec(topic, partition_count=1))
+    publisher = Publisher(log, threads=False)
+    publisher.publish(
+        [
+            new_event(SEARCH_PERFORMED, tenant="a", chunk_ids=[str(chunk)], time_s=1.8e9 + chunk)
+            for chunk in chunks
+        ]
+    )
+    publisher.close()
+    return log
+
+
+def _keeper(log: EmbeddedLog, folder: Path) -> HeatKeeper:
+    return HeatKeeper(
+        log,
+        topic=EVENTS_TOPIC,
+        group="g",
+        snapshot_path=folder / "heat.snapshot",
+        # One record a poll: a warm-up that does not wait would be given a part of the heat.
+        options=ConsumeOptions(batch_events_max=1),
+        settings=PrefetchSettings(),
+    )
+
+
+def test_a_new_replica_is_given_the_heat_of_the_whole_log(tmp_path: Path) -> None:
+    log = _log(tmp_path, range(COUNT))
+    keeper = _keeper(log, tmp_path)
+    keeper.start()
+    assert len(keeper.demand_for_warmup(1.8e9 + COUNT, wait_s=60.0)) == COUNT
+    assert keeper.stop(60.0)
+    log.close()
+
+
+def test_a_replica_that_comes_back_is_given_its_snapshot_at_once(tmp_path: Path) -> None:
+    log = _log(tmp_path, range(COUNT))
+    keeper = _keeper(log, tmp_path)
+    keeper.start()
+    assert keeper.wait_caught_up(60.0)
+    assert keeper.stop(60.0)
+    log.close()
+    log = _log(tmp_path, range(COUNT, COUNT + 1))
+    again = _keeper(log, tmp_path)
+    # Nobody reads the log: to wait for it would take the whole time given.
+    demand = again.demand_for_warmup(1.8e9 + COUNT, wait_s=3600.0)
+    assert len(demand) == COUNT
+    log.close()
