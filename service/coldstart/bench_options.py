@@ -8,12 +8,14 @@ from pathlib import Path
 from stoker.errors import ConfigError
 from stoker.service.coldstart.throttle import CLOUD_VOLUME, OWN_DISK, Volume
 
-SCENARIOS = ("restart", "scale-out", "rebuild", "drift")
+IN_TRAFFIC = "in-traffic"
+SCENARIOS = ("restart", "scale-out", "rebuild", "drift", IN_TRAFFIC)
 SCENARIO_TEXTS = {
     "restart": "the same replica comes back, its heat's snapshot on disk",
     "scale-out": "a new replica with the event log only; rebuilding the heat counts",
     "rebuild": "the index was rebuilt: rows permuted, another seed, sealed without heat",
     "drift": "the traffic after the start asks for other passages than before",
+    IN_TRAFFIC: "a restart, and the traffic does not wait until it is ready",
 }
 METHODS = (
     "none",
@@ -38,6 +40,8 @@ METHOD_LABELS = {
     "stoker": "Stoker",
 }
 UNBUDGETED = ("none", "all")
+# Where the traffic does not wait, it is asked what loading does to it: for that these are enough.
+IN_TRAFFIC_METHODS = ("none", "oracle", "all", "stoker")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -88,7 +88,7 @@ def markdown(
 def _scenario(figure: ScenarioFigures, options: BenchOptions, index_bytes: int) -> list[str]:
     del options
     heads = (
-        *("loaded before the traffic needs it", "first answer, s", "ready, s"),
+        *("what is loaded", "first answer, s", "ready, s"),
         *("p99 after ready, ms", "in single starts, ms", "while loading, ms"),
         *("time to SLO, s", "read until then, MiB", "loaded, MiB", "pages a query", "recall@10"),
     )
@@ -150,8 +150,10 @@ def notes(options: BenchOptions) -> list[str]:
     """Say what a reader must know to judge the figures."""
     return [
         "Each figure is of fresh processes; their clock starts before the interpreter does, and all"
-        " import what a server does before the traffic begins. The traffic begins when the index is"
-        " open, and whatever is loaded is loaded while it goes on, under it.",
+        " import what a server does before the index is opened. The traffic begins when the replica"
+        " is ready, as behind a balancer that asks /readyz: with nothing to load, as soon as it is"
+        " open. In the last scenario it begins when the index is open, whatever is loaded then is"
+        " loaded under it.",
         "Open loop: a request is due by schedule whatever became of the ones before, and its"
         " latency counts from then, so a queue behind slow ones shows.",
         f"p99 is over requests, of each one's median over the {options.repeats} starts; the plain"
@@ -168,7 +170,8 @@ def notes(options: BenchOptions) -> list[str]:
         " most recent and W-TinyLFU's content come of the pages that each query before the stop"
         " needed, recorded one query at a time; the oracle's are those of the measured queries"
         " themselves, by how many need them. In scale-out these lists are handed to the new"
-        " replica, which in practice has none; it shares the baselines' starts with restart.",
+        " replica, which in practice has none. Scenarios that differ for Stoker alone share the"
+        " starts of the others.",
         "Files were dropped from the operating system's cache before each start. A virtual"
         " machine's host may still hold them: its cache cannot be seen or dropped from inside.",
         "The slower disk is the kernel's throttle of reads and bytes a second; it adds no latency"

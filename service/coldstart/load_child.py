@@ -62,14 +62,19 @@ def run_job(job: LoadJob) -> LoadRecord:
     loader.open()
     opened_s = clock.now()
     sampler = _Sampler(clock, before)
-    traffic = _Traffic(job, index, queries, arrivals, clock, opened_s)
+    if job.gated:
+        loader.run()
+    begins_s = clock.now() if job.gated else opened_s
+    traffic = _Traffic(job, index, queries, arrivals, clock, begins_s)
     traffic.start()
-    loader.run()
+    if not job.gated:
+        loader.run()
     traffic.wait()
     loader.close()
     samples = sampler.stop()
     record = LoadRecord(
         opened_s=opened_s,
+        begins_s=begins_s,
         heat_s=loader.heat_s,
         ready_s=loader.ready_s or opened_s,
         load_bytes=loader.bytes_read,
@@ -271,9 +276,7 @@ class _Loader:
         def demand() -> Any:
             if heat is None:
                 return {}
-            if heat.sink.key_count == 0:
-                heat.wait_caught_up(_WAIT_S)
-            found = heat.demand(now_s)
+            found = heat.demand_for_warmup(now_s, wait_s=_WAIT_S)
             self.heat_s, self.heat_keys = self._clock.now(), len(found)
             return found
 

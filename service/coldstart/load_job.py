@@ -39,6 +39,8 @@ class LoadJob:
         budget_bytes: Bytes that `list` and `heat` may load.
         k, ef, recall_target: As a search takes them.
         threads: Threads that answer.
+        gated: Whether the traffic begins when the replica is ready, as behind a balancer that asks
+            /readyz; else as soon as the index is open.
         procs_path: The control group to join before anything is read; empty for none.
         started_ns: CLOCK_MONOTONIC just before the process was started.
     """
@@ -55,6 +57,7 @@ class LoadJob:
     ef: int = 0
     recall_target: float = 0.0
     threads: int = 4
+    gated: bool = True
     procs_path: str = ""
     started_ns: int = 0
 
@@ -73,8 +76,8 @@ class LoadRecord:
     """What one replica saw. Times are seconds since its process was started.
 
     Attributes:
-        opened_s: The index is open and the traffic begins: request i arrives ``arrivals_s[i]``
-            later.
+        opened_s: The index is open.
+        begins_s: The traffic begins: request i is due ``arrivals_s[i]`` later.
         heat_s: The heat is there, rebuilt from the log where it had to be; 0 without heat.
         ready_s: Its loading has ended; where nothing is loaded, as opened.
         load_bytes: Bytes that the loading read, by the page pool's count.
@@ -95,6 +98,7 @@ class LoadRecord:
     """
 
     opened_s: float
+    begins_s: float
     heat_s: float
     ready_s: float
     load_bytes: int

@@ -20,7 +20,12 @@ import structlog
 
 from stoker.errors import UnavailableError
 from stoker.service.app import search_thread_count
-from stoker.service.coldstart.bench_options import UNBUDGETED, BenchOptions
+from stoker.service.coldstart.bench_options import (
+    IN_TRAFFIC,
+    IN_TRAFFIC_METHODS,
+    UNBUDGETED,
+    BenchOptions,
+)
 from stoker.service.coldstart.load_job import LOAD_HEAT, LOAD_LIST, LoadJob, LoadRecord
 from stoker.service.coldstart.measure import recall_at_k
 from stoker.service.coldstart.page_cache import CacheDrop, drop_files, files_of
@@ -98,12 +103,20 @@ class _Run:
     def turn(self, repeat: int) -> list[Start]:
         """Start every method of every scenario once."""
         starts: list[Start] = []
-        done: dict[tuple[str, str, str], Start] = {}
+        done: dict[tuple[str, str, str, bool], Start] = {}
         for scenario in self._scenes.scenarios:
             for method in self._options.methods:
+                gated = scenario.name != IN_TRAFFIC
                 if method in self._scenes.left_out:
                     continue
-                key = (method, str(scenario.index_path), str(scenario.queries_path))
+                if not gated and method not in IN_TRAFFIC_METHODS:
+                    continue
+                key = (
+                    method,
+                    str(scenario.index_path),
+                    str(scenario.queries_path),
+                    gated or method == "none",  # ready as soon as it is open
+                )
                 start = done.get(key) if method != "stoker" else None
                 if start is None:
                     self._progress(
@@ -137,6 +150,7 @@ class _Run:
             ef=scenes.ef,
             recall_target=options.recall_target,
             threads=options.threads or search_thread_count(ServiceSettings()),
+            gated=scenario.name != IN_TRAFFIC,
             procs_path=self._procs_path,
         )
         drop = drop_files(files)
