@@ -290,7 +290,8 @@ class HeatGraph:
             new = np.full_like(old, NEVER)
             new[: len(kept)] = old[kept]
             setattr(self, name, new)
-        self._rank = self._padded_rank(total)[kept]
+        if len(self._rank):
+            self._rank = self._padded_rank(total)[kept]
         self._keys = [self._keys[i] for i in kept.tolist()]
         self._table.keep(kept)
         tails, heads, times = number[self._loose[0]], number[self._loose[1]], self._loose[2]

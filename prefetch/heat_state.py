@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stoker.prefetch.heat_clock import NEVER
 from stoker.prefetch.rank_tracker import RankTracker
@@ -20,6 +21,12 @@ if TYPE_CHECKING:
 
 _KIND = "heat graph 2"
 _KIND_TAIL = "heat graph 3"
+# In the order in which they are written.
+_ARRAYS = (
+    *("count_parts", "count_landmarks", "last", "deleted", "rank", "tracker_x"),
+    *("tracker_residual", "edge_targets", "edge_weights", "loose_tails", "loose_heads"),
+    *("loose_times", "tail"),
+)
 
 
 def to_snapshot(graph: HeatGraph) -> bytes:
@@ -36,7 +43,7 @@ def to_snapshot(graph: HeatGraph) -> bytes:
         "tracked": graph._tracker is not None,
         "half_lives": [graph.settings.heat_decay, graph.settings.heat_half_life_s],
     }
-    arrays = {
+    arrays: dict[str, NDArray[Any]] = {
         "count_parts": graph._counts.parts[:, :count],
         "count_landmarks": graph._counts.landmarks,
         "last": graph._last[:count],
@@ -51,9 +58,24 @@ def to_snapshot(graph: HeatGraph) -> bytes:
         "loose_times": graph._loose[2],
     }
     if graph._tail is None:
-        return pack(_KIND, values, arrays)
-    values["tail"], tail = graph._tail.to_state()
-    return pack(_KIND_TAIL, values, {**arrays, "tail": tail})
+        return write_snapshot(_KIND, values, arrays)
+    values["tail"], arrays["tail"] = graph._tail.to_state()
+    return write_snapshot(_KIND_TAIL, values, arrays)
+
+
+def write_snapshot(kind: str, values: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> bytes:
+    """Pack a state that `read_snapshot` gave; the same state gives the same bytes."""
+    return pack(kind, values, {name: arrays[name] for name in _ARRAYS if name in arrays})
+
+
+def read_snapshot(data: bytes) -> tuple[str, dict[str, Any], dict[str, NDArray[Any]]]:
+    """Return the kind, the plain values and the arrays of a snapshot.
+
+    Raises:
+        SnapshotCorrupt: the bytes are damaged, or no heat graph's.
+    """
+    kind = _KIND_TAIL if kind_of(data) == _KIND_TAIL else _KIND
+    return kind, *unpack(kind, data)
 
 
 def restore(graph: HeatGraph, data: bytes) -> None:
@@ -62,8 +84,7 @@ def restore(graph: HeatGraph, data: bytes) -> None:
     Raises:
         SnapshotCorrupt: the bytes are damaged, or were written under other settings.
     """
-    kind = _KIND_TAIL if kind_of(data) == _KIND_TAIL else _KIND
-    values, arrays = unpack(kind, data)
+    kind, values, arrays = read_snapshot(data)
     config = graph.settings
     if values["half_lives"] != [config.heat_decay, config.heat_half_life_s]:
         raise SnapshotCorrupt(

@@ -21,7 +21,7 @@ from stoker.errors import CorruptError
 MAGIC = b"STKRSNAP"
 VERSION = 1
 _HEAD = struct.Struct("<8sII")
-_DIGEST_BYTES = 16
+DIGEST_BYTES = 16
 
 
 class SnapshotCorrupt(CorruptError):
@@ -53,7 +53,7 @@ def pack(kind: str, values: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]
         array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes() for array in flat.values()
     ]
     body = b"".join(parts)
-    return body + hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest()
+    return body + hashlib.blake2b(body, digest_size=DIGEST_BYTES).digest()
 
 
 def kind_of(data: bytes) -> str | None:
@@ -74,15 +74,15 @@ def unpack(kind: str, data: bytes) -> tuple[dict[str, Any], dict[str, NDArray[An
     Raises:
         SnapshotCorrupt: wrong magic, version, kind, length or checksum; says which and where.
     """
-    if len(data) < _HEAD.size + _DIGEST_BYTES:
+    if len(data) < _HEAD.size + DIGEST_BYTES:
         raise SnapshotCorrupt(f"snapshot of {len(data)} bytes is cut short")
     magic, version, header_bytes = _HEAD.unpack_from(data)
     if magic != MAGIC:
         raise SnapshotCorrupt(f"snapshot starts with {magic!r}, expected {MAGIC!r}")
     if version != VERSION:
         raise SnapshotCorrupt(f"snapshot version {version}, expected {VERSION}")
-    body, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
-    if hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest() != digest:
+    body, digest = data[:-DIGEST_BYTES], data[-DIGEST_BYTES:]
+    if hashlib.blake2b(body, digest_size=DIGEST_BYTES).digest() != digest:
         raise SnapshotCorrupt(f"snapshot of {len(data)} bytes fails its checksum")
     header = orjson.loads(body[_HEAD.size : _HEAD.size + header_bytes])
     if header["kind"] != kind:
