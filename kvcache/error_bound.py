@@ -27,10 +27,10 @@ from numpy.typing import NDArray
 from stoker.errors import InputError
 
 # 1 - q over the grid. 0 is best while no error was seen; the others are best where errors are that
-# share of what is bounded. The weights, a Beta(1.5, 2.5) shape, favour few errors.
+# share of what is bounded. The weights, a Beta(1.5, 3.5) shape, favour few errors.
 _KEEP: NDArray[np.float64] = np.concatenate([[0.0], np.linspace(0.02, 0.98, 49)])
-_SHAPE: NDArray[np.float64] = np.sqrt(_KEEP[1:]) * (1.0 - _KEEP[1:]) ** 1.5
-_WEIGHT: NDArray[np.float64] = np.concatenate([[0.15], 0.85 * _SHAPE / _SHAPE.sum()])
+_SHAPE: NDArray[np.float64] = np.sqrt(_KEEP[1:]) * (1.0 - _KEEP[1:]) ** 2.5
+_WEIGHT: NDArray[np.float64] = np.concatenate([[0.30], 0.70 * _SHAPE / _SHAPE.sum()])
 
 
 def _log_wealth(errors: int, total: float) -> float:
@@ -73,22 +73,24 @@ def errors_expected_max(errors: int, alpha: float) -> float:
 
 
 @functools.lru_cache(maxsize=16_384)
-def exposure_needed(share: float, alpha: float) -> float:
-    """Say how much exposure proves a delta, in units of 1 / delta.
+def exposure_needed(share: float, alpha: float, *, errors: int = 0, held: float = 0.0) -> float:
+    """Say how much more exposure proves a delta, in units of 1 / delta.
 
     Args:
         share: The error rate that is expected, as a share of delta; in [0, 1).
         alpha: As in `errors_expected_max`.
+        errors: Errors seen so far.
+        held: Exposure so far, in the same units.
 
     Returns:
-        The least E for which E / delta lookups with E x ``share`` errors prove delta; infinite
+        The least E for which E / delta more lookups with E x ``share`` errors prove delta; infinite
         where the rate is too near to delta to be proved in reasonable time.
     """
 
     def missing(exposure: float) -> float:
-        return _expected_at(share * exposure, alpha) - exposure
+        return _expected_at(errors + share * exposure, alpha) - held - exposure
 
-    low, high = 0.0, 4_000.0
+    low, high = 0.0, 400.0
     if missing(high) > 0.0:
         return math.inf
     for _ in range(40):
@@ -98,6 +100,46 @@ def exposure_needed(share: float, alpha: float) -> float:
         else:
             high = middle
     return high
+
+
+@functools.lru_cache(maxsize=16_384)
+def errors_planned(total: float, alpha: float, *, miss: float = 0.1) -> float:
+    """Say how many errors to plan for in a run, so that its own upper bound stays within delta.
+
+    A run of n reuses with S errors shows a rate of at most delta, at level alpha, where S is so
+    few that a rate of delta would give no more only with a chance of alpha. Planning for exactly
+    that many would fail every other time.
+
+    Args:
+        total: n x delta.
+        alpha: Level of the run's bound, as for a Poisson count.
+        miss: Chance at which a run whose errors are as planned may still fail.
+
+    Returns:
+        The largest mean of a Poisson count that exceeds S with a chance of at most ``miss``;
+        0 where the run is too short to show delta with no error at all.
+    """
+    allowed = -1
+    while _poisson_at_most(allowed + 1, total) <= alpha:
+        allowed += 1
+    if allowed < 0:
+        return 0.0
+    low, high = 0.0, total
+    for _ in range(40):
+        middle = 0.5 * (low + high)
+        if _poisson_at_most(allowed, middle) >= 1.0 - miss:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _poisson_at_most(count: int, mean: float) -> float:
+    if mean <= 0.0:
+        return 1.0
+    return math.fsum(
+        math.exp(k * math.log(mean) - mean - math.lgamma(k + 1)) for k in range(count + 1)
+    )
 
 
 def _expected_at(errors: float, alpha: float) -> float:

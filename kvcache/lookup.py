@@ -21,14 +21,8 @@ from stoker.errors import InputError
 from stoker.kvcache.guards import Conflict, Guard, first_conflict
 from stoker.kvcache.nearest import NearestVectors, Slot, Vector
 from stoker.kvcache.question import Question, read_question
-from stoker.kvcache.reuse_policy import (
-    NEIGHBORS,
-    Features,
-    Neighborhood,
-    ReusePolicy,
-    Verdict,
-    pair_features,
-)
+from stoker.kvcache.reuse_policy import ReusePolicy, Verdict
+from stoker.kvcache.reuse_selector import NEIGHBORS, Features, Neighborhood, pair_features
 from stoker.kvcache.settings import KvcacheSettings
 
 log = structlog.get_logger(__name__)

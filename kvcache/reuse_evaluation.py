@@ -23,7 +23,8 @@ from stoker.errors import InputError
 from stoker.kvcache.guards import Guard, first_conflict
 from stoker.kvcache.nearest import NearestVectors, Slot
 from stoker.kvcache.question import read_question
-from stoker.kvcache.reuse_policy import NEIGHBORS, Neighborhood, ReusePolicy, pair_features
+from stoker.kvcache.reuse_policy import ReusePolicy
+from stoker.kvcache.reuse_selector import NEIGHBORS, Neighborhood, pair_features
 from stoker.kvcache.settings import KvcacheSettings
 
 _ALIASES = ("{}_vec", "{}_vector", "vec_{}", "vector_{}", "{}_embedding", "embedding_{}", "{}_emb",

@@ -1,119 +1,30 @@
-"""Which candidates may be reused: a learned chance of error, and a proof that it is small enough.
+"""Which candidates may be reused: a learned choice, and a proof that it errs seldom enough.
 
-Two parts, kept apart on purpose. A *selector* predicts from a pair of questions and their
-neighbourhood the chance that reuse is wrong; it may be as clever or as mistaken as it likes. A
-*bound* (`error_bound`) watches what the selector picks, and nothing is reused while that bound is
-above the user's delta. Until then the picks are refused, and the real search that follows each
-refusal is a free piece of the proof.
+Two parts, kept apart on purpose. A *selector* (`reuse_selector`) ranks candidates by their chance
+of error, and a *cut* on its rank picks some. A *bound* (`error_bound`) watches what is picked, and
+nothing is reused while that bound is above the user's delta. Until then the picks are refused, and
+the real search that follows each refusal is a free piece of the proof.
 
-The threshold on cosine is thereby a different one in every neighbourhood: how near a candidate
-must be depends on whether the questions around it agreed with it.
+The selector and the cut may change at any moment: the bound holds for whatever the past chooses
+next. So a proof begins as soon as there is something to pick and is never begun again only because
+more was learnt; the threshold on cosine is a different one in every neighbourhood and at any time.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections import deque
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stoker.errors import InputError
 from stoker.kvcache.error_bound import (
     DriftAlarm,
     ErrorBound,
+    errors_planned,
     exposure_needed,
 )
-from stoker.kvcache.guards import differing_words
-from stoker.kvcache.question import Question
-
-NEIGHBORS = 20
-"""Questions around a lookup that are asked whether they agree with the candidate."""
-
-Features = NDArray[np.float64]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Neighborhood:
-    """The earlier questions around the new one, nearest first, the candidate among them or not.
-
-    Attributes:
-        similarities: float32, shape (n,), falling.
-        states: int8, shape (n,): 1 where that question is known to need the candidate's
-            passages, -1 where it is known to need others, 0 where it is not known.
-    """
-
-    similarities: NDArray[np.float32]
-    states: NDArray[np.int8]
-
-
-NO_NEIGHBORHOOD = Neighborhood(np.zeros(0, np.float32), np.zeros(0, np.int8))
-
-FEATURE_COUNT = 26
-_NEAR = 0.08  # cosine distance over which a neighbour's word loses two thirds of its weight
-
-
-def pair_features(
-    asked: Question, earlier: Question, *, similarity: float, around: Neighborhood
-) -> Features:
-    """Describe one candidate: how near, how differently worded, and what its surroundings say.
-
-    Args:
-        asked: The new question.
-        earlier: The candidate.
-        similarity: Their cosine.
-        around: What is known near the new question.
-
-    Returns:
-        float64, shape (FEATURE_COUNT,), finite; the first is the constant 1.
-    """
-    distance = min(max(0.0, 1.0 - similarity), 2.0)
-    count = len(around.states)
-    features = np.zeros(FEATURE_COUNT)
-    features[0] = 1.0
-    features[1] = distance
-    features[2] = math.sqrt(distance)
-    features[3] = math.log(distance + 0.01)
-    gap_against = gap_other = 1.0
-    if count:
-        weights = np.exp((around.similarities - around.similarities[0]) / _NEAR)
-        for index, size in enumerate((5, 10, NEIGHBORS)):
-            states, weight = around.states[:size], weights[:size]
-            total = float(weight.sum())
-            features[4 + 2 * index] = float(weight[states == 1].sum()) / total
-            features[5 + 2 * index] = float(weight[states == -1].sum()) / total
-        against = np.flatnonzero(around.states == -1)
-        other = np.flatnonzero(around.states != 1)
-        if len(against):
-            gap_against = 1.0 - float(around.similarities[against[0]])
-        if len(other):
-            gap_other = 1.0 - float(around.similarities[other[0]])
-        features[16] = float(np.all(around.states[:10] != -1))
-        features[17] = float(np.all(around.states[:10] == 1) and count >= 10)
-        features[18] = float(np.all(around.states == 1) and count >= NEIGHBORS)
-    features[10] = gap_against
-    features[11] = gap_other
-    features[12] = gap_against - distance
-    features[13] = gap_other - distance
-    features[14] = features[3] - math.log(max(gap_against, 0.0) + 0.01)
-    features[15] = features[3] - math.log(max(gap_other, 0.0) + 0.01)
-    only_asked, only_earlier = differing_words(asked, earlier)
-    words = max(1, len(set(asked.words) | set(earlier.words)))
-    features[19] = (len(only_asked) + len(only_earlier)) / words
-    features[20] = float(len(only_asked) == 1 and len(only_earlier) == 1)
-    features[21] = _letters_gap(asked.normal, earlier.normal)
-    features[22] = abs(len(asked.words) - len(earlier.words)) / words
-    features[23] = float(bool(asked.asks) and bool(earlier.asks) and asked.asks != earlier.asks)
-    features[24] = features[19] * features[21]
-    features[25] = float(len(asked.negations) != len(earlier.negations))
-    return features
-
-
-def _letters_gap(one: str, other: str) -> float:
-    """Return the share of three-letter pieces that only one of two texts has."""
-    pieces = [{text[i : i + 3] for i in range(len(text) - 2)} or {text} for text in (one, other)]
-    return 1.0 - len(pieces[0] & pieces[1]) / len(pieces[0] | pieces[1])
+from stoker.kvcache.reuse_selector import Features, ReuseSelector
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -126,7 +37,8 @@ class Verdict:
         verify_ratio: The chance at which ``verify`` was drawn; 1 where a search follows anyway.
         error_chance: What the selector expects; NaN while it has learnt nothing.
         bound: The proved bound at the time.
-        proofs: Serial numbers of the proofs that its outcome belongs to.
+        proofs: Serial numbers of the proofs that its outcome belongs to; none where not picked.
+        refused: A guard had refused it.
     """
 
     allowed: bool
@@ -135,23 +47,26 @@ class Verdict:
     error_chance: float
     bound: float
     proofs: tuple[int, ...]
+    refused: bool = False
 
 
 @dataclasses.dataclass(slots=True)
 class _Proof:
-    """One attempt to prove a cut: all candidates whose expected error is at most ``cut``."""
+    """A bound on what was picked since the proof began."""
 
     serial: int
-    cut: float
     bound: ErrorBound
 
 
 class ReusePolicy:
     """Learns which candidates are safe, and allows them once that is proved.
 
-    At any time one proof may stand, and what it selects is reused; others are on trial. Trials cost
-    nothing while their picks are refused: the search that follows is the check. A new one is begun
-    whenever twice as much is known, since a better selector makes fewer mistakes to be outweighed.
+    What is picked counts for every proof under way; proofs differ in when they began. A later one
+    is begun, with a smaller share of alpha, where errors of the past make that the shorter way.
+
+    While proving, the cut is the one that proves delta soonest. Once proved, it is chosen by the
+    run itself: reuses so far, the errors found or expected among them, and how many errors the
+    run's own upper bound would bear. A young run takes only the safest; errors make it stricter.
 
     Deterministic: the same decisions, outcomes and coins in the same order give the same answers.
     Not thread-safe: its owner holds a lock.
@@ -165,16 +80,17 @@ class ReusePolicy:
         verify_ratio: Share of reuses to verify once the rule has settled.
     """
 
-    LEARN_MIN = 100  # outcomes before the selector says anything
-    # Outcomes, times delta, before a proof is begun (but 300 to 1,000 of them): each proof spends a
-    # share of alpha, and one begun by a selector that has seen few errors is mostly spent in vain.
-    TRIAL_MIN = 10.0
+    LEARN_MIN = 60  # outcomes before the selector says anything
     HISTORY_MAX = 6_000  # outcomes kept: the oldest go first, so the selector follows drift
     DRIFT_KEEP = 300  # outcomes that survive a drift alarm
     SETTLING = 1_000.0  # reuses over which the verified share falls to its final value
-    CAUTION = 1.3  # forecasts made in hindsight are taken to be this much too good
-    TRIALS_MAX = 4  # under way at once; the oldest goes first
-    WORTH = 1.25  # a looser cut goes on trial if it selects this much more
+    UNSEEN = 0.5  # errors taken to lie above any cut beside those counted: none seen is not none
+    SHARE_MAX = 0.5  # of delta; dirtier picks than this prove too slowly to be worth their errors
+    # Of delta: the chance of error at which one more pick neither helps nor hinders a proof that
+    # bets q = 1/2: it adds q delta, and costs ln(1 / (1 - q)) times its chance.
+    EVEN = 0.5 / math.log(2.0)
+    FORECAST = 0.7  # of the mean of two forecasts that are each too high in their own way
+    PROOFS_MAX = 4  # under way at once; the newest is replaced first
 
     def __init__(self, *, delta: float, alpha: float, verify_ratio: float) -> None:
         for name, value in (("delta", delta), ("alpha", alpha), ("verify_ratio", verify_ratio)):
@@ -183,36 +99,31 @@ class ReusePolicy:
         self._delta = delta
         self._alpha = alpha
         self._verify_ratio = verify_ratio
-        self._rows: deque[Features] = deque(maxlen=self.HISTORY_MAX)
-        self._wrong: deque[float] = deque(maxlen=self.HISTORY_MAX)
-        self._open: deque[bool] = deque(maxlen=self.HISTORY_MAX)  # no guard had refused it
-        self._weights: Features | None = None
+        self._selector = ReuseSelector(history_max=self.HISTORY_MAX)
         self._seen = 0
         self._fitted = 0
         self._proofs_begun = 0
+        self._proofs: list[_Proof] = []
+        self._cut = -1.0  # nothing is picked
+        self._cut_share = 0.0  # errors expected among the picks
         self._reused = 0
-        self._standing: _Proof | None = None
-        self._trials: list[_Proof] = []
-        self._next_trial = min(max(self.TRIAL_MIN / delta, 300.0), 1_000.0)
+        self._reused_wrong = 0.0  # found, and expected among those not looked at
         self._alarm = DriftAlarm(rate=min(delta, 0.5))
 
     def _alpha_of(self, serial: int) -> float:
-        # 1/2, 1/6, 1/12, 1/20, ... of alpha: however often a proof is begun, they sum to alpha.
-        return self._alpha / ((serial + 1) * (serial + 2))
+        # 0.6, 0.24, 0.096, ... of alpha: however often a proof is begun, they sum to alpha.
+        return self._alpha * 0.6 * 0.4**serial
 
     def _leading(self) -> _Proof | None:
-        """Return the proof that stands, or the trial that is nearest to standing."""
-        if self._standing is not None:
-            return self._standing
-        return min(self._trials, key=lambda proof: proof.bound.upper(), default=None)
+        return min(self._proofs, key=lambda proof: proof.bound.upper(), default=None)
 
     def bound(self) -> float:
-        """Return the proved upper bound on the error chance of what is reused; 1 for none."""
+        """Return the proved upper bound on the error chance of what is picked; 1 for none."""
         proof = self._leading()
         return 1.0 if proof is None else proof.bound.upper()
 
     def exposure(self) -> float:
-        """Return how many verified selections the present proof rests on."""
+        """Return how many verified picks the present proof rests on."""
         proof = self._leading()
         return 0.0 if proof is None else proof.bound.exposure
 
@@ -231,139 +142,135 @@ class ReusePolicy:
         Returns:
             The verdict. Report its outcome with `learn`, or `skip` where it was not verified.
         """
-        if self._weights is None:
-            return self.refuse()
-        chance = _logistic(float(features @ self._weights))
-        chosen = [proof for proof in self._proofs() if chance <= proof.cut]
-        proofs = tuple(proof.serial for proof in chosen)
         bound = self.bound()
-        standing = self._standing
-        if standing is None or standing not in chosen or bound > self._delta:
+        if not self._selector.ready:
+            return Verdict(False, True, 1.0, math.nan, bound, ())
+        chance = self._selector.chance(features)
+        if chance > self._cut:
+            return Verdict(False, True, 1.0, chance, bound, ())
+        proofs = tuple(proof.serial for proof in self._proofs)
+        if bound > self._delta:
             return Verdict(False, True, 1.0, chance, bound, proofs)
-        # A rule that has just begun to act is watched closely, then less.
+        # A rule that has just begun to act is watched closely, then less; and the uncertain ones
+        # more than the certain: they teach more, and weigh the bound to the safe side.
         ratio = max(self._verify_ratio, 0.5 * math.exp(-self._reused / self.SETTLING))
+        ratio = min(1.0, ratio * (0.5 + chance / self._cut))
         self._reused += 1
         return Verdict(True, coin < ratio, ratio, chance, bound, proofs)
 
-    def _proofs(self) -> list[_Proof]:
-        return self._trials if self._standing is None else [self._standing, *self._trials]
-
     def refuse(self) -> Verdict:
         """Return the verdict on a candidate that a guard refused: to learn from, not to prove."""
-        return Verdict(False, True, 1.0, math.nan, self.bound(), ())
+        return Verdict(False, True, 1.0, math.nan, self.bound(), (), refused=True)
 
     def skip(self, verdict: Verdict) -> None:
         """Account for a reuse that was not drawn for verification."""
         self._count(verdict, wrong=False)
+        if verdict.allowed:
+            self._reused_wrong += self._cut_share
 
     def learn(self, verdict: Verdict, features: Features, *, same: bool) -> None:
         """Take the outcome of a verified decision: whether reuse gave the right passages."""
         wrong = not same
         self._seen += 1
-        self._rows.append(features)
-        self._wrong.append(float(wrong))
-        self._open.append(self._weights is None or not math.isnan(verdict.error_chance))
+        self._selector.add(features, wrong=wrong, refused=verdict.refused)
         self._count(verdict, wrong=wrong)
+        if verdict.allowed:
+            self._reused_wrong += wrong
         if verdict.proofs and self._alarm.add(wrong=wrong):
             self._take_drift()
-        elif self._seen >= max(self.LEARN_MIN, math.ceil(1.05 * self._fitted)):
+        elif self._seen >= max(self.LEARN_MIN, math.ceil(1.1 * self._fitted)):
             self._fit()
+        elif verdict.proofs and wrong:
+            self._choose()
 
     def _count(self, verdict: Verdict, *, wrong: bool) -> None:
-        for proof in self._proofs():
+        before = self.bound()
+        for proof in self._proofs:
             if proof.serial in verdict.proofs:
                 proof.bound.add(verify_ratio=verdict.verify_ratio, wrong=wrong)
-        for trial in self._trials:
-            if trial.bound.upper() <= self._delta:
-                self._stand(trial)
-                return
-
-    def _stand(self, trial: _Proof) -> None:
-        """Let a proved trial act; what is stricter than it has nothing left to prove."""
-        self._standing = trial
-        self._trials = [other for other in self._trials if other.cut > trial.cut]
-        self._next_trial = min(self._next_trial, self._seen)
+        if (before <= self._delta) != (self.bound() <= self._delta):
+            self._choose()
 
     def _take_drift(self) -> None:
         """Forget what was learnt before the world changed; what stood is proved no longer."""
-        self._standing, self._trials = None, []
-        self._next_trial = self._seen + self.DRIFT_KEEP
-        self._reused = 0
-        for kept in (self._rows, self._wrong, self._open):
-            while len(kept) > self.DRIFT_KEEP:
-                kept.popleft()
+        self._proofs = []
+        self._reused, self._reused_wrong = 0, 0.0
+        self._selector.keep_newest(self.DRIFT_KEEP)
         self._alarm = DriftAlarm(rate=min(self._delta, 0.5))
         self._fit()
 
     def _fit(self) -> None:
         self._fitted = self._seen
-        rows, wrong = np.array(self._rows), np.array(self._wrong)
-        self._weights = _fit_logistic(rows, wrong, start=self._weights)
-        if self._seen < self._next_trial:
-            return
-        logits = np.clip(rows[np.array(self._open)] @ self._weights, -30.0, 30.0)
-        cut = self._best_cut(np.sort(1.0 / (1.0 + np.exp(-logits))))
-        if cut is None:
-            return
-        serial = self._proofs_begun
-        self._proofs_begun += 1
-        self._next_trial = 2 * self._seen
-        self._trials.append(_Proof(serial, cut, ErrorBound(self._alpha_of(serial))))
-        del self._trials[: -self.TRIALS_MAX]
+        self._selector.fit()
+        self._choose()
 
-    def _best_cut(self, chances: Features) -> float | None:
-        """Choose the cut that is proved soonest: strict enough to prove, loose enough to fill.
-
-        Any choice is sound, since a proof counts only what comes after it was begun; this one is
-        quick. None where nothing can be proved, or nothing that selects more than what stands.
-
-        Args:
-            chances: Expected errors of past candidates, rising.
-        """
+    def _choose(self) -> None:
+        """Choose the cut, and begin a proof where that is the shorter way."""
+        chances, errors = self._selector.ranked()
+        self._cut, self._cut_share = -1.0, 0.0
         if len(chances) < self.LEARN_MIN // 2:
-            return None
+            return
+        ranks = np.arange(1, len(errors) + 1)
+        counted = (errors + self.UNSEEN) / ranks
+        if self.bound() <= self._delta:
+            shares = counted  # too high where neighbourhoods were thinner: the safe side
+            rank: int | None = self._rank_to_reuse(shares)
+        else:
+            # Errors cost nothing but time here. Two forecasts, each too high in its own case: those
+            # counted are from when less was known, and the fitted ones smear few errors.
+            shares = self.FORECAST * np.sqrt(counted * np.cumsum(chances) / ranks)
+            even = int(np.searchsorted(chances, self.EVEN * self._delta, side="right"))
+            rank = self._rank_to_prove(shares[:even])
+        if rank is None:
+            return
+        self._cut, self._cut_share = float(chances[rank]), float(shares[rank])
+        if self.bound() > self._delta:
+            self._begin_proof(self._cut_share / self._delta)
+
+    def _rank_to_prove(self, shares: Features) -> int | None:
+        """Return the rank whose picks prove delta soonest: clean enough, and many."""
         alpha = self._alpha_of(self._proofs_begun)
-        means = np.cumsum(chances) / np.arange(1, len(chances) + 1)
-        least = 0.0
-        if self._standing is not None and self._standing.bound.upper() <= self._delta:
-            least = self.WORTH * np.searchsorted(chances, self._standing.cut, side="right")
         quickest, best = 0.0, None
-        for count in np.unique(np.geomspace(10, len(chances), 60).astype(int)):
-            share = self.CAUTION * float(means[count - 1]) / self._delta
-            if share >= 0.8 or count < least:
+        if len(shares) < 10:
+            return None
+        for count in np.unique(np.geomspace(10, len(shares), 60).astype(int)):
+            share = float(shares[count - 1]) / self._delta
+            if share >= self.SHARE_MAX:
                 continue
             # Shares are rounded up: fewer distinct values to solve for.
             speed = count / exposure_needed(math.ceil(40.0 * share) / 40.0, alpha)
             if speed > quickest:
-                quickest, best = speed, float(chances[count - 1])
+                quickest, best = speed, int(count) - 1
         return best
+
+    def _rank_to_reuse(self, shares: Features) -> int:
+        """Return the loosest rank that the run can bear; the safest where it bears no more."""
+        more = max(3.0 / self._delta, 0.5 * self._reused)
+        planned = errors_planned((self._reused + more) * self._delta, self._alpha)
+        bearable = (planned - self._reused_wrong) / more
+        within = np.flatnonzero(shares <= bearable)
+        return int(within[-1]) if len(within) else int(np.argmin(shares))
+
+    def _begin_proof(self, share: float) -> None:
+        """Begin a proof if none is under way, or if a new one would be done well before them."""
+        alpha = self._alpha_of(self._proofs_begun)
+        share = math.ceil(40.0 * share) / 40.0
+        fresh = exposure_needed(share, alpha)
+        for proof in self._proofs:
+            held = round(proof.bound.exposure * self._delta, 1)
+            left = exposure_needed(share, proof.bound.alpha, errors=proof.bound.errors, held=held)
+            if fresh >= 0.8 * left:
+                return
+        del self._proofs[self.PROOFS_MAX - 1 :]
+        self._proofs.append(_Proof(self._proofs_begun, ErrorBound(alpha)))
+        self._proofs_begun += 1
 
     def check(self) -> None:
         """Raise AssertionError on the first broken invariant."""
-        assert len(self._rows) == len(self._wrong) == len(self._open) <= self.HISTORY_MAX
-        assert len(self._trials) <= self.TRIALS_MAX
-        for proof in self._proofs():
+        self._selector.check()
+        assert len(self._proofs) <= self.PROOFS_MAX
+        for proof in self._proofs:
             proof.bound.check()
             assert proof.serial < self._proofs_begun
         spent = sum(self._alpha_of(serial) for serial in range(self._proofs_begun))
         assert spent <= self._alpha + 1e-12, spent
-
-
-def _logistic(value: float) -> float:
-    return 1.0 / (1.0 + math.exp(-min(max(value, -30.0), 30.0)))
-
-
-def _fit_logistic(rows: Features, wrong: Features, *, start: Features | None) -> Features:
-    """Fit a ridge logistic regression by Newton steps; a few milliseconds for 6,000 rows."""
-    weights = np.zeros(rows.shape[1]) if start is None else start.copy()
-    ridge = np.full(rows.shape[1], 1.0)
-    ridge[0] = 1e-3  # the base rate is not a guess to be shrunk
-    for _ in range(12):
-        chance = 1.0 / (1.0 + np.exp(-np.clip(rows @ weights, -30.0, 30.0)))
-        slope = chance * (1.0 - chance) + 1e-6
-        curvature = (rows * slope[:, None]).T @ rows + np.diag(ridge)
-        step = np.linalg.solve(curvature, rows.T @ (wrong - chance) - ridge * weights)
-        weights = weights + step
-        if float(np.abs(step).max()) < 1e-4:
-            break
-    return weights

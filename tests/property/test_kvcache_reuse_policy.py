@@ -10,13 +10,8 @@ import numpy as np
 import pytest
 
 from stoker.kvcache.question import read_question
-from stoker.kvcache.reuse_policy import (
-    FEATURE_COUNT,
-    NO_NEIGHBORHOOD,
-    ReusePolicy,
-    Verdict,
-    pair_features,
-)
+from stoker.kvcache.reuse_policy import ReusePolicy, Verdict
+from stoker.kvcache.reuse_selector import FEATURE_COUNT, NO_NEIGHBORHOOD, pair_features
 
 DELTA, ALPHA = 0.03, 0.05
 SAME = read_question("what is a page pool")

@@ -35,7 +35,10 @@ def test_nothing_known_is_one() -> None:
 
 @pytest.mark.parametrize("truth", ["steady", "early", "late", "alternating", "chasing"])
 def test_coverage_over_seeds_whatever_the_order(truth: str) -> None:
-    """At every moment of 240 runs the bound is above the true mean; 5 % of runs may fail."""
+    """At every moment of 240 runs the bound is above the true mean; 5 % of runs may fail.
+
+    22 of 240 are more than a level of 5 % gives once in 500 times.
+    """
     alpha, runs, steps = 0.05, 240, 1_000
     broken = 0
     for seed in range(runs):
@@ -58,7 +61,7 @@ def test_coverage_over_seeds_whatever_the_order(truth: str) -> None:
             if weighted / bound.exposure > bound.upper():
                 broken += 1
                 break
-    assert broken <= alpha * runs, f"{broken} of {runs} runs broke the bound"
+    assert broken <= 22, f"{broken} of {runs} runs broke the bound"
 
 
 def test_alarm_is_quiet_within_the_rate_and_loud_beyond() -> None:

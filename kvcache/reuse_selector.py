@@ -1,0 +1,193 @@
+"""What a pair of questions looks like, and a selector that learns which pairs are safe to reuse.
+
+The selector is a ridge logistic regression over the pair and its neighbourhood. It may be as clever
+or as mistaken as it likes: nothing is reused on its word alone (`reuse_policy`). It ranks; how many
+errors lie above a rank is counted out of sample, by two halves that judge each other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import deque
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.kvcache.guards import differing_words
+from stoker.kvcache.question import Question
+
+NEIGHBORS = 20
+"""Questions around a lookup that are asked whether they agree with the candidate."""
+
+Features = NDArray[np.float64]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Neighborhood:
+    """The earlier questions around the new one, nearest first, the candidate among them or not.
+
+    Attributes:
+        similarities: float32, shape (n,), falling.
+        states: int8, shape (n,): 1 where that question is known to need the candidate's
+            passages, -1 where it is known to need others, 0 where it is not known.
+    """
+
+    similarities: NDArray[np.float32]
+    states: NDArray[np.int8]
+
+
+NO_NEIGHBORHOOD = Neighborhood(np.zeros(0, np.float32), np.zeros(0, np.int8))
+
+FEATURE_COUNT = 26
+_NEAR = 0.08  # cosine distance over which a neighbour's word loses two thirds of its weight
+
+
+def pair_features(
+    asked: Question, earlier: Question, *, similarity: float, around: Neighborhood
+) -> Features:
+    """Describe one candidate: how near, how differently worded, and what its surroundings say.
+
+    Args:
+        asked: The new question.
+        earlier: The candidate.
+        similarity: Their cosine.
+        around: What is known near the new question.
+
+    Returns:
+        float64, shape (FEATURE_COUNT,), finite; the first is the constant 1.
+    """
+    distance = min(max(0.0, 1.0 - similarity), 2.0)
+    count = len(around.states)
+    features = np.zeros(FEATURE_COUNT)
+    features[0] = 1.0
+    features[1] = distance
+    features[2] = math.sqrt(distance)
+    features[3] = math.log(distance + 0.01)
+    gap_against = gap_other = 1.0
+    if count:
+        weights = np.exp((around.similarities - around.similarities[0]) / _NEAR)
+        for index, size in enumerate((5, 10, NEIGHBORS)):
+            states, weight = around.states[:size], weights[:size]
+            total = float(weight.sum())
+            features[4 + 2 * index] = float(weight[states == 1].sum()) / total
+            features[5 + 2 * index] = float(weight[states == -1].sum()) / total
+        against = np.flatnonzero(around.states == -1)
+        other = np.flatnonzero(around.states != 1)
+        if len(against):
+            gap_against = 1.0 - float(around.similarities[against[0]])
+        if len(other):
+            gap_other = 1.0 - float(around.similarities[other[0]])
+        features[16] = float(np.all(around.states[:10] != -1))
+        features[17] = float(np.all(around.states[:10] == 1) and count >= 10)
+        features[18] = float(np.all(around.states == 1) and count >= NEIGHBORS)
+    features[10] = gap_against
+    features[11] = gap_other
+    features[12] = gap_against - distance
+    features[13] = gap_other - distance
+    features[14] = features[3] - math.log(max(gap_against, 0.0) + 0.01)
+    features[15] = features[3] - math.log(max(gap_other, 0.0) + 0.01)
+    only_asked, only_earlier = differing_words(asked, earlier)
+    words = max(1, len(set(asked.words) | set(earlier.words)))
+    features[19] = (len(only_asked) + len(only_earlier)) / words
+    features[20] = float(len(only_asked) == 1 and len(only_earlier) == 1)
+    features[21] = _letters_gap(asked.normal, earlier.normal)
+    features[22] = abs(len(asked.words) - len(earlier.words)) / words
+    features[23] = float(bool(asked.asks) and bool(earlier.asks) and asked.asks != earlier.asks)
+    features[24] = features[19] * features[21]
+    features[25] = float(len(asked.negations) != len(earlier.negations))
+    return features
+
+
+def _letters_gap(one: str, other: str) -> float:
+    """Return the share of three-letter pieces that only one of two texts has."""
+    pieces = [{text[i : i + 3] for i in range(len(text) - 2)} or {text} for text in (one, other)]
+    return 1.0 - len(pieces[0] & pieces[1]) / len(pieces[0] | pieces[1])
+
+
+class ReuseSelector:
+    """Ranks candidates by their chance of error, from the outcomes that were verified.
+
+    Outcomes of candidates that a guard refused are learnt from as well, behind a feature of their
+    own: what is true of them is not said of the others. Not thread-safe.
+
+    Args:
+        history_max: Outcomes kept: the oldest go first, so the selector follows drift.
+    """
+
+    def __init__(self, *, history_max: int) -> None:
+        self._rows: deque[Features] = deque(maxlen=history_max)
+        self._wrong: deque[float] = deque(maxlen=history_max)
+        self._open: deque[bool] = deque(maxlen=history_max)  # no guard had refused it
+        self._weights: Features | None = None
+        self._chances: Features = np.zeros(0)
+        self._errors: Features = np.zeros(0)
+
+    @property
+    def ready(self) -> bool:
+        """Whether it has been fitted."""
+        return self._weights is not None
+
+    def chance(self, features: Features) -> float:
+        """Return the expected chance of error of a candidate that no guard refused."""
+        assert self._weights is not None
+        value = float(features @ self._weights[: len(features)])
+        return 1.0 / (1.0 + math.exp(-min(max(value, -30.0), 30.0)))
+
+    def add(self, features: Features, *, wrong: bool, refused: bool) -> None:
+        """Take one verified outcome."""
+        self._rows.append(features)
+        self._wrong.append(float(wrong))
+        self._open.append(not refused)
+
+    def keep_newest(self, count: int) -> None:
+        """Forget all but the newest outcomes."""
+        for kept in (self._rows, self._wrong, self._open):
+            while len(kept) > count:
+                kept.popleft()
+
+    def fit(self) -> None:
+        """Fit to the outcomes kept, and rank them anew out of sample; 10 ms for 6,000."""
+        rows, wrong = np.array(self._rows), np.array(self._wrong)
+        is_open = np.array(self._open)
+        refused = (~is_open).astype(np.float64)
+        whole = np.column_stack([rows, refused, refused * rows[:, 1]])
+        self._weights = _fit_logistic(whole, wrong, start=self._weights)
+        judged = np.zeros(len(rows))
+        half = np.arange(len(rows)) % 2 == 0
+        for fold in (half, ~half):
+            weights = _fit_logistic(whole[fold], wrong[fold], start=None)
+            judged[~fold] = whole[~fold] @ weights
+        order = np.argsort(judged[is_open], kind="stable")
+        self._errors = np.cumsum(wrong[is_open][order])
+        logits = np.clip(whole[is_open] @ self._weights, -30.0, 30.0)
+        self._chances = np.sort(1.0 / (1.0 + np.exp(-logits)))
+
+    def ranked(self) -> tuple[Features, Features]:
+        """Return what a cut at each rank would have done, safest first.
+
+        Returns:
+            The fitted chance at each rank, and the errors up to and including it, counted by
+            selectors that had not seen them; both float64, shape (open outcomes,), rising.
+        """
+        return self._chances, self._errors
+
+    def check(self) -> None:
+        """Raise AssertionError on the first broken invariant."""
+        assert len(self._rows) == len(self._wrong) == len(self._open)
+
+
+def _fit_logistic(rows: Features, wrong: Features, *, start: Features | None) -> Features:
+    """Fit a ridge logistic regression by Newton steps; a few milliseconds for 6,000 rows."""
+    weights = np.zeros(rows.shape[1]) if start is None else start.copy()
+    ridge = np.full(rows.shape[1], 1.0)
+    ridge[0] = 1e-3  # the base rate is not a guess to be shrunk
+    for _ in range(12):
+        chance = 1.0 / (1.0 + np.exp(-np.clip(rows @ weights, -30.0, 30.0)))
+        slope = chance * (1.0 - chance) + 1e-6
+        curvature = (rows * slope[:, None]).T @ rows + np.diag(ridge)
+        step = np.linalg.solve(curvature, rows.T @ (wrong - chance) - ridge * weights)
+        weights = weights + step
+        if float(np.abs(step).max()) < 1e-4:
+            break
+    return weights
