@@ -18,6 +18,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from stoker.service.logging import configure_quietly
+
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from engine_data import EPOCH_MOVES, EPOCH_QUERIES, REAL_DIM, corpus, facts, questions
 from engine_growth import growth, parse_sizes
@@ -33,6 +35,7 @@ from engine_run import Bench, available, peer_versions, say
 def main(argv: list[str] | None = None) -> int:
     """Measure, write, print."""
     args = arguments(argv)
+    configure_quietly()
     out = Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
     work = Path(args.work or out / "work").resolve()

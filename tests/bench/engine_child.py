@@ -59,7 +59,8 @@ def opened(job: Job, peer: Any) -> float:
     peer.prepare()
     peer.target, peer.threads = job.target, job.threads
     if job.earlier:
-        peer.earlier = np.load(job.earlier)
+        # Mapped: most peers never look at it.
+        peer.earlier = np.load(job.earlier, mmap_mode="r")
     start = time.perf_counter()
     peer.open(Path(job.folder), job.mode, job.memory_bytes)
     return time.perf_counter() - start

@@ -112,6 +112,7 @@ class LancePeer(Peer):
         (1000, 96, 4),
     )
     efforts = tuple(range(1, len(_KNOBS) + 1))
+    _BUFFERS_BYTES: ClassVar[int] = 96 << 20
     _PARTITION_ROWS: ClassVar[int] = 8_192
 
     def prepare(self) -> None:
@@ -168,3 +169,8 @@ class LancePeer(Peer):
             ids = asked.select(["id", "_distance"]).to_arrow()["id"].to_numpy()
             answers[row, : len(ids)] = ids
         return answers
+
+    @classmethod
+    def extra_bytes(cls, folder: Path) -> int:
+        # Its buffers grow to about this beside its cache; a process that lacks it is killed.
+        return cls._BUFFERS_BYTES

@@ -170,6 +170,7 @@ def budget(
         "index_bytes": bench.bytes_of("stoker"),
         "slack_bytes": SLACK_BYTES,
         "constants": constants,
+        "extra": {peer: PEERS[peer].extra_bytes(bench.folder(peer)) for peer in peers},
         "runs": {},
     }
     # Repeats are the outermost, so that a noisy minute of the machine hits all engines.

@@ -90,6 +90,8 @@ def _warm(results: dict[str, Any]) -> Any:
 
 
 def _cold(results: dict[str, Any]) -> Any:
+    from matplotlib.ticker import NullLocator
+
     runs = results["cold"]["runs"]
     volumes = list(dict.fromkeys(key.split("/")[2] for key in runs))
     figure, panels = _panels(
@@ -127,7 +129,9 @@ def _cold(results: dict[str, Any]) -> Any:
             ylabel="ms, slowest of each stretch",
         )
         _plain_numbers(axes.yaxis)
-        _plain_numbers(axes.xaxis)
+        ticks = [1, 2, 5, 10, 20, 50, 100, 200]
+        axes.set_xticks(ticks, [str(tick) for tick in ticks])
+        axes.xaxis.set_minor_locator(NullLocator())
     panels[-1].legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=9)
     return figure
 
