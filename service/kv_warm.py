@@ -1,0 +1,151 @@
+"""Tell an inference engine what to warm, from the heat of a running server.
+
+`kvcache.engine_warm` decides what to lease; here are the three things that it needs from a server:
+the heat, the token sequence that a passage has in a prompt, and an engine that takes the call. A
+round runs every few seconds in a thread of its own; no request ever waits for it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+
+import structlog
+
+from stoker.errors import StokerError
+from stoker.kvcache.engine_warm import ContentKey, EngineWarmer, EngineWarmOutcome
+
+log = structlog.get_logger(__name__)
+
+TextOf = Callable[[ContentKey], str | None]
+Encode = Callable[[str], Sequence[int]]
+
+_SEQUENCES_MAX = 4_096
+
+
+class PromptTokens:
+    """The token sequence of a passage as prompts begin with it: what stands before, then its text.
+
+    Engines reuse prefixes only, so this is what they can have ready: everything up to and with the
+    first passage. Kept while the documents stay the same; not thread-safe.
+
+    Args:
+        text_of: The passage's text; None where it is gone.
+        encode: The engine's tokenizer.
+        before: What prompts say before the first passage.
+    """
+
+    def __init__(self, text_of: TextOf, encode: Encode, *, before: str = "") -> None:
+        self._text_of = text_of
+        self._encode = encode
+        self._before = before
+        self._known: OrderedDict[ContentKey, tuple[str, Sequence[int]]] = OrderedDict()
+
+    def __call__(self, key: ContentKey) -> Sequence[int] | None:
+        """Return the tokens of a passage, or None where there is no such passage."""
+        text = self._text_of(key)
+        if not text:
+            self._known.pop(key, None)
+            return None
+        known = self._known.get(key)
+        if known is not None and known[0] == text:
+            self._known.move_to_end(key)
+            return known[1]
+        tokens = self._encode(self._before + text)
+        self._known[key] = (text, tokens)
+        while len(self._known) > _SEQUENCES_MAX:
+            self._known.popitem(last=False)
+        return tokens
+
+
+class EngineWarmLoop:
+    """Runs rounds of an `EngineWarmer` in a thread until closed; closing gives all leases back.
+
+    Args:
+        warmer: What to lease, and how fast.
+        heat: Weight per content key.
+        tokens_of: As in `EngineWarmer.warm`.
+        generation: The documents' generation: another one ends every lease of the last.
+        held: Returns how many leading tokens the engine holds already; those sequences are not
+            asked for. None where the engine does not tell.
+        every_s: Seconds between rounds.
+    """
+
+    def __init__(
+        self,
+        warmer: EngineWarmer,
+        *,
+        heat: Callable[[], Mapping[ContentKey, float]],
+        tokens_of: Callable[[ContentKey], Sequence[int] | None],
+        generation: Callable[[], int],
+        held: Callable[[Sequence[int]], int] | None = None,
+        every_s: float = 5.0,
+    ) -> None:
+        self._warmer = warmer
+        self._heat = heat
+        self._tokens_of = tokens_of
+        self._generation = generation
+        self._held = held
+        self._every_s = every_s
+        self._stop = threading.Event()
+        self._condition = threading.Condition()
+        self._rounds = 0
+        self._last: EngineWarmOutcome | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin; the first round runs at once."""
+        self._thread = threading.Thread(target=self._run, name="engine-warm", daemon=True)
+        self._thread.start()
+
+    def wait_for(self, rounds: int, *, timeout_s: float) -> EngineWarmOutcome | None:
+        """Wait until that many rounds are done in all; returns the last one's outcome."""
+        with self._condition:
+            self._condition.wait_for(lambda: self._rounds >= rounds, timeout_s)
+            return self._last if self._rounds >= rounds else None
+
+    def close(self, timeout_s: float = 10.0) -> bool:
+        """Stop and give the leases back; tells whether that was done in time."""
+        self._stop.set()
+        if self._thread is None:
+            return True
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set():
+                self._round()
+                self._stop.wait(self._every_s)
+        finally:
+            self._warmer.close()
+
+    def _round(self) -> None:
+        try:
+            outcome = self._warmer.warm(self._heat(), self._wanted, generation=self._generation())
+        except StokerError as error:
+            log.warning("service.engine_warm_failed", reason=str(error))
+            return
+        if outcome.sent or outcome.released:
+            log.info(
+                "service.engine_warmed",
+                sent=outcome.sent,
+                renewed=outcome.renewed,
+                released=outcome.released,
+                rate_limited=outcome.rate_limited,
+            )
+        with self._condition:
+            self._rounds += 1
+            self._last = outcome
+            self._condition.notify_all()
+
+    def _wanted(self, key: ContentKey) -> Sequence[int] | None:
+        tokens = self._tokens_of(key)
+        if not tokens or self._held is None:
+            return tokens
+        # What the engine holds to within a block needs no call; it is asked about again next time.
+        return None if self._held(tokens) >= max(1, len(tokens) - _TAIL_TOKENS) else tokens
+
+
+_TAIL_TOKENS = 64
