@@ -4,8 +4,13 @@
     python tests/bench/bench_index_merge.py --vectors 100000 --dim 384 --rounds 5
 
 Builds a collection of clustered vectors, then repeats: write a share of changes, search while
-nothing else goes on, search while a merge seals the changes, search again. Idle is the time before
-and after each merge together, so that a machine which others use is compared with itself.
+nothing else goes on, search while a merge seals the changes, search again. Merging is compared with
+the stretch just before it: the same segments, the same changes in memory, the same minute of the
+machine, and about as long. The stretch after it has other segments, whose vectors are not resident
+yet, so it is reported apart. What noise alone does to the ratio is measured too: the stretch before
+is cut into slices that alternate between two piles, and one pile's p99 is divided by the other's.
+How many cores others used meanwhile is said; where that is not near zero, the p99 is the
+scheduler's.
 """
 
 from __future__ import annotations
@@ -31,8 +36,12 @@ from stoker.index.collection import Collection
 from stoker.index.collection_build import build_collection
 from stoker.index.settings import IndexSettings
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from engine_proc import Busy
+
 K = 10
-IDLE_QUERIES = 1_000
+IDLE_QUERIES_MIN = 1_000
+_SLICE_QUERIES = 100
 
 
 def clustered(count: int, dim: int, seed: int) -> NDArray[np.float32]:
@@ -56,19 +65,22 @@ def timed_searches(
     return taken
 
 
-def run(*, vectors: int, dim: int, rounds: int, share: float, seed: int) -> dict[str, Any]:
+def run(
+    *, vectors: int, dim: int, rounds: int, share: float, seed: int, idle_first_s: float = 3.0
+) -> dict[str, Any]:
     """Measure; returns plain data."""
     points = clustered(vectors, dim, seed)
     queries = points[:2_000] + np.float32(0.05)
     changed = max(1, int(vectors * share))
     rows: list[dict[str, Any]] = []
     written = sealed = 0
+    idle_s = idle_first_s
     with tempfile.TemporaryDirectory(prefix="stoker-bench-") as scratch:
         path = Path(scratch) / "c"
         build_collection(path, points, metric="cosine", ef_construction=100)
         settings = IndexSettings(merge_rows=0, delta_rows_max=10**7)
         with Collection(path, "rw", settings=settings) as collection:
-            timed_searches(collection, queries, lambda done: done < IDLE_QUERIES)
+            timed_searches(collection, queries, lambda done: done < IDLE_QUERIES_MIN)
             for number in range(rounds):
                 fresh = clustered(changed, dim, seed + 1 + number)
                 # Half of the changes replace documents, half are new.
@@ -78,22 +90,32 @@ def run(*, vectors: int, dim: int, rounds: int, share: float, seed: int) -> dict
                 for start in range(0, changed, 100):
                     collection.upsert(ids[start : start + 100], fresh[start : start + 100])
                 upsert_s = time.perf_counter() - started
-                idle = timed_searches(collection, queries, lambda done: done < IDLE_QUERIES)
+                busy = Busy()
+                idle = _idle_searches(collection, queries, idle_s)
                 merging, report = _while_merging(collection, queries)
-                idle += timed_searches(collection, queries, lambda done: done < IDLE_QUERIES)
+                after = _idle_searches(collection, queries, idle_s)
+                # The next stretch is as long as this merge was.
+                idle_s = report.seconds
                 written += report.rows
                 sealed += report.rows_from_delta
                 rows.append(
                     {
                         "idle_p50_ms": float(np.percentile(idle, 50)),
                         "idle_p99_ms": float(np.percentile(idle, 99)),
+                        "noise_p99_ratio": _noise(idle),
+                        "after_p50_ms": float(np.percentile(after, 50)),
+                        "after_p99_ms": float(np.percentile(after, 99)),
                         "merging_p50_ms": float(np.percentile(merging, 50)),
                         "merging_p99_ms": float(np.percentile(merging, 99)),
                         "searches_while_merging": len(merging),
+                        "searches_idle": len(idle),
+                        "merge_s": report.seconds,
                         "merge_rows_per_s": report.rows / report.seconds,
+                        "merge_mb_per_s": report.bytes_written / 1e6 / report.seconds,
                         "switch_ms": 1_000 * report.switch_s,
                         "upserts_per_s": changed / upsert_s,
                         "segments": len(collection.segment_names),
+                        **busy.since(),
                     }
                 )
             count, names = collection.count, collection.segment_names
@@ -108,6 +130,25 @@ def run(*, vectors: int, dim: int, rounds: int, share: float, seed: int) -> dict
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, Linux {platform.release()}",
         "load_1min": os.getloadavg()[0],
     }
+
+
+def _idle_searches(
+    collection: Collection, queries: NDArray[np.float32], seconds: float
+) -> list[float]:
+    end = time.perf_counter() + seconds
+    return timed_searches(
+        collection,
+        queries,
+        lambda done: done < IDLE_QUERIES_MIN or time.perf_counter() < end,
+    )
+
+
+def _noise(taken: list[float]) -> float:
+    """p99 of every other slice over that of the slices between."""
+    slice_of = np.arange(len(taken)) // _SLICE_QUERIES
+    values = np.array(taken)
+    piles = [float(np.percentile(values[slice_of % 2 == side], 99)) for side in (0, 1)]
+    return max(piles) / min(piles)
 
 
 def _while_merging(collection: Collection, queries: NDArray[np.float32]) -> tuple[list[float], Any]:
@@ -131,6 +172,7 @@ def render(report: dict[str, Any]) -> str:
         )
 
     ratio = [row["merging_p99_ms"] / row["idle_p99_ms"] for row in rounds]
+    others = max(row["others_cores"] for row in rounds)
     return "\n".join(
         [
             f"{report['vectors']:,} x {report['dim']}, {report['changed_per_round']:,} changes in "
@@ -141,11 +183,17 @@ def render(report: dict[str, Any]) -> str:
             line("search, merging, p99", "merging_p99_ms", "ms"),
             f"  {'p99 merging / idle':<28} {np.median(ratio):>10,.2f} {'':<8} "
             f"({min(ratio):,.2f} to {max(ratio):,.2f})",
+            line("the same, by noise alone", "noise_p99_ratio", ""),
+            line("search, after it, p50", "after_p50_ms", "ms"),
+            line("search, after it, p99", "after_p99_ms", "ms"),
             line("merge", "merge_rows_per_s", "rows/s"),
+            line("merge", "merge_mb_per_s", "MB/s"),
             line("changes wait for a switch", "switch_ms", "ms"),
             line("upserts, 100 a call", "upserts_per_s", "rows/s"),
             f"  {'write amplification':<28} {report['write_amplification']:>10,.2f} rows written "
             "per row changed",
+            f"  others used up to {others:.2f} cores meanwhile"
+            + (": p99 is the scheduler's, not ours" if others > 0.15 else ""),
             f"  result {report['result_hash']}; command: {' '.join(sys.argv)}",
         ]
     )

@@ -21,8 +21,8 @@ def test_searches_while_merging(
     monkeypatch.setitem(sys.modules, "bench_index_merge", bench)
     monkeypatch.setattr(sys, "argv", ["bench_index_merge.py"])
     spec.loader.exec_module(bench)
-    monkeypatch.setattr(bench, "IDLE_QUERIES", 200)
-    report = bench.run(vectors=2_000, dim=32, rounds=3, share=0.1, seed=1)
+    monkeypatch.setattr(bench, "IDLE_QUERIES_MIN", 200)
+    report = bench.run(vectors=2_000, dim=32, rounds=3, share=0.1, seed=1, idle_first_s=0.2)
     with capsys.disabled():
         print(f"\n{bench.render(report)}")
     assert len(report["rounds"]) == 3
