@@ -8,6 +8,8 @@ kept is what the worst kind of query reached.
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +25,8 @@ _K: Final = 10
 _QUERIES: Final = 384
 KINDS: Final = ("near", "far", "between")
 _ROWS_MIN: Final = 64
+# Mean recall from which on wider walks are not measured.
+_WHOLE: Final = 0.9995
 _WIDTHS: Final = (10, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768)
 _SEED: Final = 20_160_330
 
@@ -137,8 +141,10 @@ def _worst_kind(recall: NDArray[np.float64]) -> tuple[float, float]:
 
 def calibrate(folder: Path, manifest: Manifest, probe: Probe) -> Manifest:
     """Search the sealed files with the held-out queries; return the manifest with the findings."""
-    settings = IndexSettings()
-    errors = _plane_errors(folder, manifest, probe)
+    walk_error, refine_error = _estimate_errors(folder, manifest, probe, bits=4)
+    coarse_error = 0.0
+    if manifest.has_coarse:
+        coarse_error, _ = _estimate_errors(folder, manifest, probe, bits=2)
     k = probe.rows.shape[1]
     blank = Calibration(
         queries=len(probe.queries),
@@ -151,17 +157,16 @@ def calibrate(folder: Path, manifest: Manifest, probe: Probe) -> Manifest:
         upper_low=0.0,
         code_recall=0.0,
         refined_recall=0.0,
-        code_error=errors[0],
-        refine_error=errors[1],
+        code_error=walk_error,
+        refine_error=refine_error,
+        coarse_error=coarse_error,
+        coarse_recall_mean=(1.0,) if manifest.has_coarse else (),
+        coarse_recall_low=(0.0,) if manifest.has_coarse else (),
     )
     manifest = dataclasses.replace(manifest, calibration=blank)
-    with Segment(folder, manifest, 0, settings) as segment:
+    with Segment(folder, manifest, 0, IndexSettings(navigation_bits=4)) as segment:
         batches = {batch.kind: batch for batch in segment.unit_batches()}
-
-        def measure(width: int) -> NDArray[np.float64]:
-            hits = segment.search(probe.queries, k, ef=width, resident_only=True)
-            return recall_of(hits.rows, probe.rows)
-
+        measure = functools.partial(_recall, segment, probe)
         largest = min(_WIDTHS[-1], manifest.count)
 
         def load(*kinds: str) -> None:
@@ -176,27 +181,25 @@ def calibrate(folder: Path, manifest: Manifest, probe: Probe) -> Manifest:
         load("refine")
         refined = measure(largest)
         load("vectors")
-        widths: list[int] = []
-        means: list[float] = []
-        lows: list[float] = []
-        for width in _WIDTHS:
-            if width < k or (width > manifest.count and widths):
-                continue
-            recall = measure(width)
-            mean, low = _worst_kind(recall)
-            widths.append(width)
-            means.append(mean)
-            lows.append(low)
-            if means[-1] >= 0.9995:
-                break
-    # A wider walk can only meet more; noise in the sample must not say otherwise.
+        widths = [w for w in _WIDTHS if k <= w <= manifest.count] or [k]
+        means, lows = _by_width(measure, widths)
+    coarse_means: tuple[float, ...] = ()
+    coarse_lows: tuple[float, ...] = ()
+    if manifest.has_coarse:
+        with Segment(folder, manifest, 0, IndexSettings(navigation_bits=2)) as segment:
+            for batch in segment.unit_batches():
+                segment.load_units(batch.kind, batch.units)
+            measure = functools.partial(_recall, segment, probe)
+            coarse_means, coarse_lows = _by_width(measure, widths)
     return dataclasses.replace(
         manifest,
         calibration=dataclasses.replace(
             blank,
             ef=tuple(widths),
-            recall_mean=tuple(float(v) for v in np.maximum.accumulate(means)),
-            recall_low=tuple(float(v) for v in np.maximum.accumulate(lows)),
+            recall_mean=means,
+            recall_low=lows,
+            coarse_recall_mean=coarse_means,
+            coarse_recall_low=coarse_lows,
             upper_mean=float(upper.mean()),
             upper_low=_reached(upper),
             code_recall=float(by_code.mean()),
@@ -205,9 +208,44 @@ def calibrate(folder: Path, manifest: Manifest, probe: Probe) -> Manifest:
     )
 
 
-def _plane_errors(folder: Path, manifest: Manifest, probe: Probe) -> tuple[float, float]:
-    """Root mean square error of each plane's estimate over |q||x - centre|, on true neighbors."""
-    with Segment(folder, manifest, 0, IndexSettings()) as segment:
+def _recall(segment: Segment, probe: Probe, width: int) -> NDArray[np.float64]:
+    """Recall of each held-out query, from what is resident; float64, shape (nq,)."""
+    hits = segment.search(probe.queries, probe.rows.shape[1], ef=width, resident_only=True)
+    return recall_of(hits.rows, probe.rows)
+
+
+def _by_width(
+    measure: Callable[[int], NDArray[np.float64]], widths: Sequence[int]
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and lower bound of the recall at each width, of the kind of query that fares worst.
+
+    A wider walk can only meet more; noise in the sample must not say otherwise. Nor is more
+    measured where nothing is left to find.
+    """
+    means: list[float] = []
+    lows: list[float] = []
+    for width in widths:
+        if means and means[-1] >= _WHOLE:
+            means.append(means[-1])
+            lows.append(lows[-1])
+            continue
+        mean, low = _worst_kind(measure(width))
+        means.append(mean)
+        lows.append(low)
+    return (
+        tuple(float(v) for v in np.maximum.accumulate(means)),
+        tuple(float(v) for v in np.maximum.accumulate(lows)),
+    )
+
+
+def _estimate_errors(
+    folder: Path, manifest: Manifest, probe: Probe, *, bits: int
+) -> tuple[float, float]:
+    """Root mean square errors over |q||x - centre|, on true neighbors.
+
+    Of the codes that a walk on ``bits`` bits compares, and of both planes together.
+    """
+    with Segment(folder, manifest, 0, IndexSettings(navigation_bits=bits)) as segment:
         code: list[NDArray[np.float32]] = []
         refine: list[NDArray[np.float32]] = []
         for query, rows in zip(probe.queries, probe.rows, strict=True):

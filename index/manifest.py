@@ -17,7 +17,8 @@ import stoker.kernels._core as _core
 from stoker.index.paged_file import PAGE_BYTES_MAX, SegmentFileCorrupt, SegmentVersionUnknown
 
 FORMAT: Final = "stoker-segment"
-VERSION: Final = 1
+VERSION: Final = 2
+_VERSIONS_READ: Final = (1, 2)
 NAME: Final = "manifest.json"
 _BYTES_MAX: Final = 16 << 20
 FILES: Final = {
@@ -27,7 +28,10 @@ FILES: Final = {
     "vectors": "vectors.stk",
     "ids": "ids.stk",
     "transform": "transform.stk",
+    "coarse": "coarse.stk",
 }
+# The one file that a segment may do without: version 1 did, and so do vectors too short for it.
+OPTIONAL: Final = "coarse"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +64,9 @@ class Calibration:
         refined_recall: The same with both planes and no vectors.
         code_error: Standard deviation of the first plane's estimate over |q||x - centre|.
         refine_error: The same for both planes.
+        coarse_error: The same for coarse codes; 0 in a segment without them.
+        coarse_recall_mean: As ``recall_mean``, of walks on coarse codes; empty without them.
+        coarse_recall_low: As ``recall_low``, of those.
     """
 
     queries: int
@@ -74,6 +81,9 @@ class Calibration:
     refined_recall: float
     code_error: float
     refine_error: float
+    coarse_error: float = 0.0
+    coarse_recall_mean: tuple[float, ...] = ()
+    coarse_recall_low: tuple[float, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,6 +113,18 @@ class Manifest:
     builder: str
     hot_rows: int
     calibration: Calibration | None
+    coarse_record_bytes: int = 0
+    coarse_per_page: int = 0
+
+    @property
+    def has_coarse(self) -> bool:
+        """Whether there are 2-bit codes, to navigate under a small budget."""
+        return self.coarse_record_bytes > 0
+
+    @property
+    def files(self) -> dict[str, str]:
+        """Name of each file that this segment has, by part."""
+        return {part: name for part, name in FILES.items() if part != OPTIONAL or self.has_coarse}
 
     def write(self, folder: Path) -> None:
         """Write the manifest and fsync it. The caller publishes the folder."""
@@ -135,10 +157,10 @@ class Manifest:
             raise SegmentFileCorrupt(f"{path}: not JSON: {error}", path=path) from error
         if not isinstance(body, dict) or body.get("format") != FORMAT:
             raise SegmentFileCorrupt(f"{path}: expected format {FORMAT!r}", path=path)
-        if body.get("version") != VERSION:
+        if body.get("version") not in _VERSIONS_READ:
             raise SegmentVersionUnknown(
-                f"{path}: format version {body.get('version')!r}, this Stoker reads {VERSION}; "
-                "upgrade it, or rebuild the index"
+                f"{path}: format version {body.get('version')!r}, this Stoker reads "
+                f"{_VERSIONS_READ[0]} to {VERSION}; upgrade it, or rebuild the index"
             )
         stated = body.pop("crc32c", None)
         if stated != _crc_of(body):
@@ -157,11 +179,13 @@ def _crc_of(body: dict[str, Any]) -> int:
 
 
 def _from_json(body: dict[str, Any]) -> Manifest:
+    if body["version"] == 1:
+        body = {**body, "coarse_record_bytes": 0, "coarse_per_page": 0}
     fields = {f.name: body[f.name] for f in dataclasses.fields(Manifest)}
     fields["levels"] = tuple(LevelLayout(**level) for level in fields["levels"])
     raw = fields["calibration"]
     if raw is not None:
-        lists = {name: tuple(raw[name]) for name in ("ef", "recall_mean", "recall_low")}
+        lists = {name: tuple(raw[name]) for name in raw if isinstance(raw[name], list)}
         fields["calibration"] = Calibration(**{**raw, **lists})
     return Manifest(**fields)
 
@@ -187,7 +211,16 @@ def _check(manifest: Manifest, path: Path) -> None:
         f"page_bytes {manifest.page_bytes!r}",
     )
     need(is_count(manifest.entry_row), f"entry_row {manifest.entry_row!r}")
-    need(set(manifest.file_crcs) == set(FILES), "file_crcs does not name the segment's files")
+    for name in ("coarse_record_bytes", "coarse_per_page"):
+        need(is_count(getattr(manifest, name)), f"{name} {getattr(manifest, name)!r}")
+    need(
+        manifest.has_coarse == (manifest.coarse_per_page > 0),
+        f"coarse_per_page {manifest.coarse_per_page!r}",
+    )
+    need(
+        set(manifest.file_crcs) == set(manifest.files),
+        "file_crcs does not name the segment's files",
+    )
     need(manifest.id_kind in ("int", "str"), f"id_kind {manifest.id_kind!r}")
     need(manifest.id_by_row_dtype in ("<u4", "<i8", "<u8"), f"{manifest.id_by_row_dtype!r}")
     need(
@@ -207,4 +240,9 @@ def _check(manifest: Manifest, path: Path) -> None:
         need(
             len(calibration.ef) == len(calibration.recall_mean) == len(calibration.recall_low) > 0,
             "calibration lists differ in length",
+        )
+        coarse = len(calibration.ef) if manifest.has_coarse else 0
+        need(
+            len(calibration.coarse_recall_mean) == len(calibration.coarse_recall_low) == coarse,
+            "coarse calibration lists differ in length",
         )

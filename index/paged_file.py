@@ -27,7 +27,15 @@ MAGIC: Final = b"STOKERSG"
 VERSION: Final = 1
 HEADER_BYTES: Final = 4096
 PAGE_BYTES_MAX: Final = 1 << 20
-KINDS: Final = {"links": 1, "codes": 2, "refine": 3, "vectors": 4, "ids": 5, "transform": 6}
+KINDS: Final = {
+    "links": 1,
+    "codes": 2,
+    "refine": 3,
+    "vectors": 4,
+    "ids": 5,
+    "transform": 6,
+    "coarse": 7,
+}
 
 # magic, version, kind, page_bytes, page_count, record_count, record_bytes, per_page,
 # crc of the checksum table, reserved

@@ -7,7 +7,7 @@ from typing import Any
 
 from stoker.errors import InputError
 
-PAGE_KINDS = ("upper", "links", "codes", "refine", "vectors")
+PAGE_KINDS = ("upper", "links", "coarse", "codes", "refine", "vectors")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +42,8 @@ class Residency:
         total_bytes: Bytes of all pages.
         resident_bytes: Bytes of pages in memory.
         budget_bytes: The page pool's budget.
+        navigation_bits: Bits a dimension of the codes that walks compare: 4, or 2 where the budget
+            does not hold the 4-bit ones. The smallest of all segments; 0 without any.
     """
 
     kinds: tuple[KindResidency, ...]
@@ -49,6 +51,7 @@ class Residency:
     total_bytes: int
     resident_bytes: int
     budget_bytes: int
+    navigation_bits: int = 0
 
     def kind(self, name: str) -> KindResidency:
         """The entry of one kind.
@@ -59,7 +62,8 @@ class Residency:
         for entry in self.kinds:
             if entry.kind == name:
                 return entry
-        raise InputError(f"kind: expected one of {', '.join(PAGE_KINDS)}, found {name!r}")
+        known = ", ".join(entry.kind for entry in self.kinds)
+        raise InputError(f"kind: expected one of {known}, found {name!r}")
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -67,6 +71,7 @@ class Residency:
             "total_bytes": self.total_bytes,
             "resident_bytes": self.resident_bytes,
             "budget_bytes": self.budget_bytes,
+            "navigation_bits": self.navigation_bits,
             "levels": list(self.levels),
             "kinds": {
                 entry.kind: {

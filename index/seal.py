@@ -5,6 +5,7 @@ Vectors stream through in sealed order, one batch at a time; only the level-0 li
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import shutil
@@ -36,6 +37,8 @@ _HEAT_BUCKETS: Final = 12
 _NEIGHBOR_SHARE: Final = 0.3
 _SPREAD_ROWS: Final = 65_536
 _PAGE_WASTE_MAX: Final = 0.16
+# Coarse codes are kept where they take at most this share of the navigation codes' bytes.
+_COARSE_SHARE_MAX: Final = 0.75
 # A links page ends in this much padding, so that an id can be read as one unaligned word.
 _LINK_PADDING: Final = 8
 
@@ -195,6 +198,10 @@ class _Sealer:
         self.dim = int(vectors.shape[1])
         self.half = vectors.dtype == np.float16
         self.page_bytes = choose_page_bytes(self.dim, max(graph.m0, 1), graph.count)
+        # Short vectors' coarse codes are mostly padding.
+        self.coarse = _core.coarse_record_bytes(self.dim) <= _COARSE_SHARE_MAX * (
+            _core.code_record_bytes(self.dim)
+        )
         self.infos: dict[str, PagedFileInfo] = {}
 
     def run(
@@ -241,6 +248,8 @@ class _Sealer:
             builder=builder,
             hot_rows=hot,
             calibration=None,
+            coarse_record_bytes=self.infos["coarse"].record_bytes if self.coarse else 0,
+            coarse_per_page=self.infos["coarse"].per_page if self.coarse else 0,
         )
         sealed_at = time.monotonic()
         if probe is not None and g.count:
@@ -401,6 +410,7 @@ class _Sealer:
         count = len(order)
         code_bytes = _core.code_record_bytes(self.dim)
         refine_bytes = _core.refine_record_bytes(self.dim)
+        coarse_bytes = _core.coarse_record_bytes(self.dim)
         vector_bytes = self.dim * (2 if self.half else 4)
 
         def writer(part: str, record: int, per_page: int) -> PagedFileWriter:
@@ -416,8 +426,13 @@ class _Sealer:
             writer("codes", code_bytes, self.page_bytes // code_bytes) as codes,
             writer("refine", refine_bytes, self.page_bytes // refine_bytes) as refines,
             writer("vectors", vector_bytes, 0) as vectors,
+            contextlib.ExitStack() as optional,
             ThreadPoolExecutor(self.threads) as pool,
         ):
+            coarse = None
+            if self.coarse:
+                per_page = self.page_bytes // coarse_bytes
+                coarse = optional.enter_context(writer("coarse", coarse_bytes, per_page))
             for start in range(0, count, _BATCH_ROWS):
                 rows = self.rows[order[start : start + _BATCH_ROWS]]
                 batch = self._batch(rows)
@@ -425,8 +440,10 @@ class _Sealer:
                 encoded = list(
                     pool.map(lambda part: _core.encode(part, seed=_SEED, centre=centre), parts)
                 )
-                codes.write_records(np.concatenate([c for c, _ in encoded]))
-                refines.write_records(np.concatenate([r for _, r in encoded]))
+                codes.write_records(np.concatenate([part[0] for part in encoded]))
+                refines.write_records(np.concatenate([part[1] for part in encoded]))
+                if coarse is not None:
+                    coarse.write_records(np.concatenate([part[2] for part in encoded]))
                 stored = batch.astype("<f2") if self.half else batch.astype("<f4", copy=False)
                 vectors.write_records(stored.view(np.uint8))
                 if probe is not None:
@@ -434,4 +451,6 @@ class _Sealer:
                 self.progress("seal", min(start + _BATCH_ROWS, count), count)
             self.infos["codes"] = codes.close()
             self.infos["refine"] = refines.close()
+            if coarse is not None:
+                self.infos["coarse"] = coarse.close()
             self.infos["vectors"] = vectors.close()

@@ -46,8 +46,9 @@ FACTS: Final = (
 )
 # From this target on, answers are scored by full vectors, reading those that are not resident.
 EXACT_TARGET: Final = 0.99
-# Error of each plane's estimate times the root of the dimension, for segments too small to measure:
-# the upper end of what was measured between 64 and 768 dimensions.
+# Error of each estimate times the root of the dimension, for segments too small to measure: the
+# upper end of what was measured between 64 and 768 dimensions.
+_COARSE_ERROR: Final = 0.4
 _CODE_ERROR: Final = 0.12
 _REFINE_ERROR: Final = 0.01
 log = structlog.get_logger(__name__)
@@ -163,6 +164,14 @@ class Segment:
             record_bytes=m.code_record_bytes,
             per_page=m.code_per_page,
         )
+        if pages.navigation_bits == 2:
+            coarse = calibration.coarse_error if calibration else _COARSE_ERROR / m.dim**0.5
+            layout.set_coarse(
+                store=pages.stores["coarse"],
+                record_bytes=m.coarse_record_bytes,
+                per_page=m.coarse_per_page,
+                error=coarse * tails,
+            )
         layout.set_refine(
             store=pages.stores["refine"],
             record_bytes=m.refine_record_bytes,
@@ -207,6 +216,11 @@ class Segment:
     def calibration(self) -> Calibration | None:
         """What sealing measured; None for a segment too small to measure."""
         return self.manifest.calibration
+
+    @property
+    def navigation_bits(self) -> int:
+        """Bits a dimension of the codes that walks compare, 4 or 2; 0 in an empty segment."""
+        return self._pages.navigation_bits if self._pages else 0
 
     def _require_open(self) -> SegmentPages | None:
         """The pages; None for an empty segment."""
@@ -264,15 +278,14 @@ class Segment:
             )
         width = self._width(k, ef, recall_target)
         target = self._settings.recall_target if recall_target is None else recall_target
-        # The target is a mean over queries: a query reads when its own expectation is half as far
-        # again from perfect as the mean may be, and the others make up for what it may lose.
-        rerank = 1.0 - 1.5 * (1.0 - target)
         rows, scores, facts = self._native.search(
             np.ascontiguousarray(queries, np.float32),
             k=k,
             ef=width,
-            rerank_target=min(max(rerank, 0.0), 0.9999),
-            rerank_reads_max=max(self._settings.rerank_reads_max, 2 * k),
+            rerank_target=min(target, 0.9999),
+            # Coarse codes leave about twice as many candidates in doubt.
+            rerank_reads_max=max(self._settings.rerank_reads_max, 2 * k)
+            * (2 if self.navigation_bits == 2 else 1),
             read_vectors=target >= EXACT_TARGET and (recall_target is not None or ef is None),
             resident_only=resident_only,
             beam=self._settings.beam,
@@ -296,7 +309,7 @@ class Segment:
         wanted = 1.0 - (1.0 - target) / 2.0
         enough = (
             width
-            for width, mean in zip(calibration.ef, calibration.recall_mean, strict=True)
+            for width, mean in zip(calibration.ef, self._recall_by_width()[0], strict=True)
             if mean >= wanted
         )
         width = next(enough, calibration.ef[-1])
@@ -340,9 +353,18 @@ class Segment:
         if calibration is None:
             return 0.0, 1.0
         at = int(np.searchsorted(calibration.ef, width / max(k / calibration.k, 1.0), "right")) - 1
+        means, lows = self._recall_by_width()
         if at < 0:
-            return 0.0, calibration.recall_mean[0]
-        return calibration.recall_low[at], calibration.recall_mean[at]
+            return 0.0, means[0]
+        return lows[at], means[at]
+
+    def _recall_by_width(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Calibrated means and lower bounds of the kind of walk that this segment does."""
+        calibration = self.manifest.calibration
+        assert calibration is not None
+        if self.navigation_bits == 2:
+            return calibration.coarse_recall_mean, calibration.coarse_recall_low
+        return calibration.recall_mean, calibration.recall_low
 
     # ---- rows --------------------------------------------------------------------------------
 
@@ -378,7 +400,7 @@ class Segment:
     def estimate_errors(
         self, query: NDArray[np.float32], rows: NDArray[np.int64]
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Errors of the first plane's and of both planes' estimates, over |q||x - centre|.
+        """Errors of the navigation codes' and of both planes' estimates, over |q||x - centre|.
 
         For calibration: reads whatever it needs.
         """
@@ -451,7 +473,7 @@ class Segment:
     def damaged_pages(self) -> dict[str, list[int]]:
         """Every page of every file that fails its checksum, by file name; reads all of them."""
         damaged = {}
-        for part, name in FILES.items():
+        for part, name in self.manifest.files.items():
             pages = PagedFile(self.path / name, kind=part).damaged_pages()
             if pages:
                 damaged[name] = pages

@@ -25,8 +25,11 @@ _CODES_PER_ANSWER: Final = 30.0
 _LINKS_PER_ANSWER: Final = 4.0
 # A re-rank looks at the answer and at near-misses, nearly all of which lie beside it in the file.
 _REFINES_PER_ANSWER: Final = 4.0
+# Beside coarse codes, 4-bit ones are what settles most answers, and second codes the rest.
+_FINE_CODES_PER_ANSWER: Final = 8.0
 # Share of what is looked at that lies anywhere, not near the answer.
-_ANYWHERE: Final = {"links": 0.5, "codes": 0.5, "refine": 0.03}
+_ANYWHERE_WALK: Final = 0.5
+_ANYWHERE_RERANK: Final = 0.03
 # What full vectors add to second codes, as a share of what second codes add to first ones: twice
 # what these leave in doubt of what those leave, within bounds. With room for 12 % of the pages of
 # both, on crowded vectors, that mixture came within 0.010 of the recall of everything resident;
@@ -34,11 +37,19 @@ _ANYWHERE: Final = {"links": 0.5, "codes": 0.5, "refine": 0.03}
 _VECTORS_WORTH_FACTOR: Final = 2.0
 _VECTORS_WORTH_MIN: Final = 0.05
 _VECTORS_WORTH_MAX: Final = 0.5
+# The navigation set is held for good where it leaves a budget this much at least.
+_NAVIGATION_SHARE_MAX: Final = 0.95
 # How what falls near an answer spreads over the pages beside its own.
 _NEAR: Final = np.array([0.04, 0.06, 0.1, 0.15, 0.3, 0.15, 0.1, 0.06, 0.04])
-# Second codes and vectors compete for what the navigation set leaves, by benefit per byte.
-_STAGES: Final = {"upper": 0, "links": 1, "codes": 1, "refine": 2, "vectors": 2}
-_PARTS: Final = ("links", "codes", "refine", "vectors")
+# What re-ranks competes for what the navigation set leaves, by benefit per byte.
+_STAGES: Final = {
+    4: {"upper": 0, "links": 1, "codes": 1, "refine": 2, "vectors": 2},
+    2: {"upper": 0, "links": 1, "coarse": 1, "codes": 2, "refine": 2, "vectors": 2},
+}
+_PARTS: Final = {
+    4: ("links", "codes", "refine", "vectors"),
+    2: ("links", "coarse", "codes", "refine", "vectors"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,9 +96,12 @@ def check_crc(file: PagedFile, part: str, manifest: Manifest) -> None:
 
 
 class SegmentPages:
-    """Four files of one segment under one page pool.
+    """The paged files of one segment under one page pool.
 
     Attributes:
+        navigation_bits: Bits a dimension of the codes that walks compare, 4 or 2. With 2, the
+            4-bit codes serve re-ranking alone; with 4, the coarse ones are never read.
+        kinds: Kinds of pages in use, in loading order.
         pool: The native page pool.
         stores: The pool's number of each part.
         centre: float32, shape (dim,): what coding subtracts.
@@ -102,8 +116,9 @@ class SegmentPages:
         self._files: dict[str, PagedFile] = {}
         self._upper_links = m.levels[0].first_page
         upper_rows = m.levels[1].count if len(m.levels) > 1 else 0
-        self._upper_codes = -(-upper_rows // m.code_per_page) if upper_rows else 0
-        for part in (*_PARTS, "transform"):
+        for part in m.files:
+            if part == "ids":
+                continue
             file = PagedFile(folder / FILES[part], kind=part)
             check_crc(file, part, m)
             if file.info.page_bytes != m.page_bytes:
@@ -119,8 +134,20 @@ class SegmentPages:
                 f"{self._files['transform'].path}: {len(centre)} bytes, expected {4 * m.dim}",
                 path=self._files["transform"].path,
             )
-        pages = sum(self._files[part].info.page_count for part in _PARTS)
+        self.navigation_bits = self._choose_bits(memory_bytes, settings)
+        self.kinds = tuple(kind for kind in PAGE_KINDS if kind in _STAGES[self.navigation_bits])
+        self._walked, per_page = (
+            ("codes", m.code_per_page)
+            if self.navigation_bits == 4
+            else ("coarse", m.coarse_per_page)
+        )
+        self._upper_codes = -(-upper_rows // per_page) if upper_rows else 0
+        parts = _PARTS[self.navigation_bits]
+        pages = sum(self._files[part].info.page_count for part in parts)
         wanted = pages if memory_bytes == 0 else memory_bytes // m.page_bytes
+        walked = sum(self._files[part].info.page_count for part in ("links", self._walked))
+        # What is read to re-rank comes and goes; a walk that has lost a page waits for it.
+        self._keeps_navigation = walked <= _NAVIGATION_SHARE_MAX * wanted and wanted < pages
         budget = min(max(wanted, _BUDGET_PAGES_MIN), max(pages, _BUDGET_PAGES_MIN)) * m.page_bytes
         self.stores: dict[str, int] = {}
         self.pool: Any = _core.PagePool(
@@ -130,7 +157,7 @@ class SegmentPages:
             direct=settings.io_direct,
             prefetch_inflight_bytes_max=settings.prefetch_inflight_bytes_max,
         )
-        for part in _PARTS:
+        for part in parts:
             file = self._files[part]
             self.stores[part] = self.pool.add_store(
                 path=str(file.path),
@@ -140,20 +167,30 @@ class SegmentPages:
             )
         self.centre = centre.view("<f4").astype(np.float32)
 
+    def _choose_bits(self, memory_bytes: int, settings: IndexSettings) -> int:
+        """4 bits where the budget holds all of them, or where there are no others; else 2.
+
+        A walk that misses pages waits for several rounds of reads, one after the other; one on
+        coarse codes has nothing to miss and reads once, to re-rank.
+        """
+        if not self._manifest.has_coarse:
+            return 4
+        if settings.navigation_bits:
+            return settings.navigation_bits
+        navigation = sum(self._files[part].info.page_count for part in ("links", "codes"))
+        fits = memory_bytes == 0 or navigation * self._manifest.page_bytes <= memory_bytes
+        return 4 if fits else 2
+
     def _kind_pages(self, kind: str) -> list[tuple[str, int, int]]:
         """Store, first page and page count of the ranges that make up a kind."""
-        links = self._files["links"].info.page_count
-        codes = self._files["codes"].info.page_count
-        ranges = {
-            "upper": [("links", 0, self._upper_links), ("codes", 0, self._upper_codes)],
-            "links": [("links", self._upper_links, links - self._upper_links)],
-            "codes": [("codes", self._upper_codes, codes - self._upper_codes)],
-            "refine": [("refine", 0, self._files["refine"].info.page_count)],
-            "vectors": [("vectors", 0, self._files["vectors"].info.page_count)],
-        }
-        if kind not in ranges:
-            raise InputError(f"kind: expected one of {', '.join(PAGE_KINDS)}, found {kind!r}")
-        return [entry for entry in ranges[kind] if entry[2] > 0]
+        if kind not in self.kinds:
+            raise InputError(f"kind: expected one of {', '.join(self.kinds)}, found {kind!r}")
+        if kind == "upper":
+            ranges = [("links", 0, self._upper_links), (self._walked, 0, self._upper_codes)]
+        else:
+            first = {"links": self._upper_links, self._walked: self._upper_codes}.get(kind, 0)
+            ranges = [(kind, first, self._files[kind].info.page_count - first)]
+        return [entry for entry in ranges if entry[2] > 0]
 
     def unit_batches(self, heat_by_row: NDArray[np.float32] | None = None) -> list[PageUnits]:
         """Every page by kind, the most useful first.
@@ -174,7 +211,7 @@ class SegmentPages:
         if heat.shape != (m.count,):
             raise InputError(f"heat: expected shape ({m.count},), found {heat.shape}")
         batches: list[PageUnits] = []
-        for kind in PAGE_KINDS:
+        for kind in self.kinds:
             count = sum(pages for _, _, pages in self._kind_pages(kind))
             if count == 0:
                 continue
@@ -183,7 +220,7 @@ class SegmentPages:
             batches.append(
                 PageUnits(
                     kind=kind,
-                    stage=_STAGES[kind],
+                    stage=_STAGES[self.navigation_bits][kind],
                     units=order.astype(np.uint32),
                     unit_bytes=m.page_bytes,
                     benefit=benefit[order].astype(np.float32),
@@ -206,14 +243,19 @@ class SegmentPages:
             crossing = last > first
             benefit += np.bincount(last[crossing], weights[crossing], minlength=count)
             return self._vectors_worth() * benefit[:count]
-        per_page, skipped, looks = {
-            "links": (m.levels[0].per_page, 0, _LINKS_PER_ANSWER),
-            "codes": (m.code_per_page, self._upper_codes, _CODES_PER_ANSWER),
-            "refine": (m.refine_per_page, 0, _REFINES_PER_ANSWER),
+        per_page, looks = {
+            "links": (m.levels[0].per_page, _LINKS_PER_ANSWER),
+            "coarse": (m.coarse_per_page, _CODES_PER_ANSWER),
+            "codes": (m.code_per_page, _FINE_CODES_PER_ANSWER),
+            "refine": (m.refine_per_page, _REFINES_PER_ANSWER),
         }[kind]
+        skipped, anywhere = 0, _ANYWHERE_RERANK
+        if kind == self._walked:
+            skipped, looks, anywhere = self._upper_codes, _CODES_PER_ANSWER, _ANYWHERE_WALK
+        elif kind == "links":
+            anywhere = _ANYWHERE_WALK
         own = np.bincount(rows // per_page, weights, minlength=count + skipped).astype(np.float64)
         near = np.convolve(own, _NEAR, mode="same")[: len(own)]
-        anywhere = _ANYWHERE[kind]
         spread = (1.0 - anywhere) * near + anywhere * total / len(own)
         return (looks * spread)[skipped : skipped + count]
 
@@ -242,14 +284,16 @@ class SegmentPages:
         """Load pages of a kind, at a priority under demand; blocks until done.
 
         Args:
-            kind: One of `residency.PAGE_KINDS`.
+            kind: One of `kinds`.
             units: Page numbers of the kind, in any order; read in file order in large runs.
-            sticky: Keep them until the segment closes.
+            sticky: Keep them until the segment closes. What walks need is kept anyway where the
+                budget holds all of it and more.
             deadline_s: Seconds from now; what is not reached is counted.
             cancel: A `stoker.kernels._core.CancelFlag` to stop between two reads.
             evict: Whether other, less used pages may be evicted to make room.
         """
         started = time.monotonic()
+        sticky = sticky or (self._keeps_navigation and kind in ("upper", "links", self._walked))
         wanted = np.unique(np.ascontiguousarray(units, np.uint32))
         totals = dict.fromkeys(
             ("loaded", "already", "no_room", "failed", "not_reached", "reads", "bytes_read"), 0
@@ -310,7 +354,7 @@ class SegmentPages:
         """What is in memory now, from the page pool's tables."""
         m = self._manifest
         kinds = []
-        for kind in PAGE_KINDS:
+        for kind in self.kinds:
             state = self._kind_state(kind)
             kinds.append(
                 KindResidency(
@@ -333,4 +377,5 @@ class SegmentPages:
             total_bytes=sum(entry.pages * entry.page_bytes for entry in kinds),
             resident_bytes=sum(entry.resident_bytes for entry in kinds),
             budget_bytes=int(self.pool.stats()["budget_bytes"]),
+            navigation_bits=self.navigation_bits,
         )

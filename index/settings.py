@@ -41,6 +41,14 @@ class IndexSettings:
             "more saves round trips on a cold index and wastes reads on a warm one"
         },
     )
+    navigation_bits: int = dataclasses.field(
+        default=0,
+        metadata={
+            "help": "bits a dimension of the codes that walks compare: 4, 2, or 0 to let the "
+            "memory budget decide. Walks on 4 bits settle more answers without reading; 2 bits "
+            "halve the codes, so that a budget of a tenth of the index still holds all of them"
+        },
+    )
     search_threads: int = dataclasses.field(
         default=0,
         metadata={
@@ -126,6 +134,10 @@ class IndexSettings:
             )
         if not 1 <= self.beam <= 64:
             raise ConfigError(f"index.beam: expected 1 to 64, found {self.beam}")
+        if self.navigation_bits not in (0, 2, 4):
+            raise ConfigError(
+                f"index.navigation_bits: expected 0, 2 or 4, found {self.navigation_bits}"
+            )
         if self.search_threads < 0:
             raise ConfigError(
                 f"index.search_threads: expected 0 or more, found {self.search_threads}"

@@ -126,7 +126,7 @@ def segment_damage(
     folder: Path, entry: SegmentEntry | None, *, prefix: str, progress: Progress
 ) -> list[Damage]:
     """Check every file and page of one segment."""
-    from stoker.index.manifest import FILES, Manifest
+    from stoker.index.manifest import FILES, OPTIONAL, Manifest
     from stoker.index.paged_file import PagedFile, SegmentFileCorrupt
 
     name = folder.name
@@ -145,8 +145,11 @@ def segment_damage(
             )
     except CorruptError as error:
         damage.append(Damage(prefix + MANIFEST_NAME, None, str(error), segment=name))
-    for number, (part, file_name) in enumerate(FILES.items()):
-        progress(prefix + file_name, number, len(FILES))
+    files = dict(FILES) if manifest is None else manifest.files
+    if manifest is None and not (folder / FILES[OPTIONAL]).exists():
+        del files[OPTIONAL]
+    for number, (part, file_name) in enumerate(files.items()):
+        progress(prefix + file_name, number, len(files))
         if manifest is not None and manifest.count == 0 and not (folder / file_name).exists():
             continue
         try:

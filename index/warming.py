@@ -184,6 +184,8 @@ def merged_residency(view: View) -> Residency:
     kinds = []
     for name in PAGE_KINDS:
         entries = [entry for part in parts for entry in part.kinds if entry.kind == name]
+        if not entries:
+            continue
         unit = min((entry.page_bytes for entry in entries), default=_PAGE_BYTES_MIN)
         kinds.append(
             KindResidency(
@@ -211,4 +213,5 @@ def merged_residency(view: View) -> Residency:
         total_bytes=sum(part.total_bytes for part in parts),
         resident_bytes=sum(part.resident_bytes for part in parts),
         budget_bytes=sum(part.budget_bytes for part in parts),
+        navigation_bits=min((part.navigation_bits for part in parts if part.kinds), default=0),
     )

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import InputError
-from stoker.prefetch.protocols import NAVIGATION_KINDS, UnitBatch
+from stoker.prefetch.protocols import NAVIGATION_KINDS, NAVIGATION_STAGE, UnitBatch
 
 REASON_ALWAYS = "upper layers: every search needs them"
 REASON_NAVIGATION = "links and codes by rising coverage: they pay off only together"
@@ -207,7 +207,7 @@ def _ordered(batches: Sequence[UnitBatch]) -> _Columns:
         n = len(unit)
         if batch.stage == 0:
             code, key = _ORDER_ALWAYS, np.arange(n, dtype=np.float64)
-        elif batch.kind in NAVIGATION_KINDS:
+        elif batch.stage == NAVIGATION_STAGE and batch.kind in NAVIGATION_KINDS:
             code, key = _ORDER_NAVIGATION, _coverage_level(benefit)
         else:
             code, key = _ORDER_DENSITY, -benefit / batch.unit_bytes

@@ -18,13 +18,17 @@ ContentKey = tuple[str, str]
 
 KIND_UPPER = "upper"
 KIND_LINKS = "links"
+KIND_COARSE = "coarse"
 KIND_CODES = "codes"
 KIND_REFINE = "refine"
 KIND_VECTORS = "vectors"
 KIND_KV_BLOCK = "kv_block"
 
-NAVIGATION_KINDS = frozenset({KIND_LINKS, KIND_CODES})
+NAVIGATION_KINDS = frozenset({KIND_LINKS, KIND_COARSE, KIND_CODES})
 """Kinds that pay off only together: a hop reads a node's links and its neighbors' codes."""
+
+NAVIGATION_STAGE = 1
+"""The stage at which they are offered; codes offered later are not navigated on."""
 
 
 @dataclass(frozen=True)

@@ -460,6 +460,17 @@ void bind_segment(nb::module_& m) {
           },
           nb::kw_only(), "store"_a, "record_bytes"_a, "per_page"_a)
       .def(
+          "set_coarse",
+          [](SegmentLayout& self, std::uint32_t store, std::uint32_t record_bytes,
+             std::uint32_t per_page, float error) {
+            if (per_page == 0) throw stoker::CorruptData("segment layout: no records in a page");
+            self.coarse = {store, record_bytes, stoker::Divisor(per_page)};
+            self.coarse_error = error;
+            self.walk_coarse = true;
+          },
+          nb::kw_only(), "store"_a, "record_bytes"_a, "per_page"_a, "error"_a,
+          "Navigates on these 2-bit codes; `error` as the constructor's.")
+      .def(
           "set_refine",
           [](SegmentLayout& self, std::uint32_t store, std::uint32_t record_bytes,
              std::uint32_t per_page) {
@@ -555,19 +566,24 @@ NB_MODULE(_core, m) {
         const stoker::CodeShape shape(vectors.shape(1));
         Owned<std::uint8_t> codes(count * shape.code_record_bytes);
         Owned<std::uint8_t> refines(count * shape.refine_record_bytes);
+        Owned<std::uint8_t> coarse(count * shape.coarse_record_bytes);
         {
           const nb::gil_scoped_release release;
           const stoker::Quantizer quantizer(vectors.shape(1), seed, centre.data());
-          quantizer.encode(vectors.data(), count, codes.get(), refines.get());
+          quantizer.encode(vectors.data(), count, codes.get(), refines.get(), coarse.get());
         }
         return nb::make_tuple(codes.to_numpy({count, shape.code_record_bytes}),
-                              refines.to_numpy({count, shape.refine_record_bytes}));
+                              refines.to_numpy({count, shape.refine_record_bytes}),
+                              coarse.to_numpy({count, shape.coarse_record_bytes}));
       },
       "vectors"_a, nb::kw_only(), "seed"_a, "centre"_a,
-      "Navigation and refinement records of float32 vectors, shape (n, dim).");
+      "Navigation, refinement and coarse records of float32 vectors, shape (n, dim).");
   m.def(
       "code_record_bytes", [](std::size_t dim) { return stoker::CodeShape(dim).code_record_bytes; },
       "dim"_a);
+  m.def(
+      "coarse_record_bytes",
+      [](std::size_t dim) { return stoker::CodeShape(dim).coarse_record_bytes; }, "dim"_a);
   m.def(
       "refine_record_bytes",
       [](std::size_t dim) { return stoker::CodeShape(dim).refine_record_bytes; }, "dim"_a);

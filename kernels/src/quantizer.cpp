@@ -13,6 +13,9 @@ constexpr std::size_t kRounds = 4;
 // Half the width of the 16 cells, in standard deviations of a coordinate. Near the optimum of a
 // uniform 16-level quantiser of a normal distribution; recall is flat between 2.4 and 3.0.
 constexpr float kClip = 2.7f;
+// Width of the four coarse cells in the same units: the optimum of a uniform 4-level quantiser of
+// a normal distribution (Max, IRE Transactions on Information Theory 6, 1960, table I).
+constexpr float kCoarseStep = 0.9957f;
 
 std::uint64_t splitmix64(std::uint64_t& state) {
   state += 0x9E3779B97F4A7C15ull;
@@ -27,6 +30,24 @@ std::uint8_t clamp_cell(float value, int top) {
   if (value <= 0) return 0;
   const int cell = static_cast<int>(value);
   return static_cast<std::uint8_t>(cell > top ? top : cell);
+}
+
+void encode_coarse(const float* x, std::size_t dim, const CodeShape& shape, float sigma,
+                   float length2, std::uint8_t* record) {
+  const float inverse = sigma > 0 ? 1.0f / (kCoarseStep * sigma) : 0.0f;
+  std::memset(record, 0, shape.coarse_bytes);
+  double with_code = 0;
+  for (std::size_t i = 0; i < dim; ++i) {
+    const std::uint8_t cell = clamp_cell(x[i] * inverse + 2.0f, 3);
+    with_code += static_cast<double>(x[i]) * (static_cast<double>(cell) - 1.5);
+    const std::size_t within = i % kCoarseDims;
+    std::uint8_t& byte = record[i / kCoarseDims * kCoarseBytes + within % 32];
+    byte = static_cast<std::uint8_t>(byte | (cell << (2 * (within / 32))));
+  }
+  const float correction =
+      with_code > 0 ? static_cast<float>(static_cast<double>(length2) / with_code) : 0.0f;
+  std::memcpy(record + shape.coarse_bytes, &correction, 4);
+  std::memcpy(record + shape.coarse_bytes + 4, &length2, 4);
 }
 
 }  // namespace
@@ -52,7 +73,7 @@ Quantizer::Quantizer(std::size_t dim, std::uint64_t seed, const float* centre)
     : dim_(dim), shape_(dim), centre_(centre, centre + dim), rotation_(dim, seed) {}
 
 void Quantizer::encode(const float* vectors, std::size_t count, std::uint8_t* codes,
-                       std::uint8_t* refines) const {
+                       std::uint8_t* refines, std::uint8_t* coarse) const {
   std::vector<float> x(dim_);
   const std::size_t padded = shape_.blocks * kBlockDims;
   std::vector<std::uint8_t> high(padded);
@@ -66,6 +87,10 @@ void Quantizer::encode(const float* vectors, std::size_t count, std::uint8_t* co
     const float sigma = static_cast<float>(std::sqrt(squared / static_cast<double>(dim_)));
     const float step = 2.0f * kClip / 16.0f * sigma;
     const float inverse = step > 0 ? 1.0f / step : 0.0f;
+    if (coarse != nullptr) {
+      encode_coarse(x.data(), dim_, shape_, sigma, static_cast<float>(squared),
+                    coarse + row * shape_.coarse_record_bytes);
+    }
     // Cells of padding dimensions meet zeros of the query, so any value serves.
     std::fill(high.begin(), high.end(), std::uint8_t{8});
     std::fill(low.begin(), low.end(), std::uint8_t{0});
@@ -109,7 +134,8 @@ void Quantizer::encode(const float* vectors, std::size_t count, std::uint8_t* co
 void prepare_query(const Quantizer& quantizer, const float* query, bool centred,
                    PreparedQuery& out) {
   const std::size_t dim = quantizer.dim();
-  const std::size_t padded = quantizer.shape().blocks * kBlockDims;
+  const CodeShape& shape = quantizer.shape();
+  const std::size_t padded = std::max(shape.blocks * kBlockDims, shape.coarse_blocks * kCoarseDims);
   const float* centre = quantizer.centre().data();
   const Kernels& k = kernels();
   out.original.assign(query, query + dim);

@@ -27,6 +27,18 @@ bool nearer(const Candidate& a, const Candidate& b) {
 
 }  // namespace
 
+// For a candidate that the walk knows by 2 bits: the estimate from 4.
+void Walk::use_code(Candidate& candidate, const std::uint8_t* high) const {
+  std::int32_t dot;
+  searcher_.kernels_.dot_code4(s_.query.q8.data(), blocks_, &high, 1, &dot);
+  const float correction = read_f32(high + code_bytes_);
+  const float length2 = read_f32(high + code_bytes_ + 4);
+  const float centred = static_cast<float>(dot) - 7.5f * static_cast<float>(s_.query.sum8);
+  candidate.distance = dot_factor_ * (centred * s_.query.scale8 * correction) + l2_factor_ * length2;
+  candidate.sigma = -dot_factor_ * layout_.code_error * s_.query.length * std::sqrt(length2);
+  candidate.grade = Grade::code;
+}
+
 void Walk::refine(Candidate& candidate, const std::uint8_t* high, const std::uint8_t* low) const {
   const std::int64_t dot =
       searcher_.kernels_.dot_code8(s_.query.q16.data(), blocks_, high, low);
@@ -91,12 +103,17 @@ void Walk::upgrade_resident(Candidate& candidate) {
   }
   if (candidate.grade == Grade::refined) return;
   const std::byte* low = refine_.touch(layout_.refine.page_of(candidate.row));
-  if (low == nullptr) return;
-  const std::byte* high = codes_.peek(layout_.codes.page_of(candidate.row));
+  if (low == nullptr && candidate.grade == Grade::code) return;
+  const std::byte* high = fine_.touch(layout_.codes.page_of(candidate.row));
   if (high == nullptr) return;
-  refine(candidate,
-         reinterpret_cast<const std::uint8_t*>(high + layout_.codes.offset_of(candidate.row)),
-         reinterpret_cast<const std::uint8_t*>(low + layout_.refine.offset_of(candidate.row)));
+  const auto* code =
+      reinterpret_cast<const std::uint8_t*>(high + layout_.codes.offset_of(candidate.row));
+  if (low == nullptr) {
+    use_code(candidate, code);
+  } else {
+    refine(candidate, code,
+           reinterpret_cast<const std::uint8_t*>(low + layout_.refine.offset_of(candidate.row)));
+  }
 }
 
 // The expected number of wrong members among the k nearest of the first `count` candidates, which
@@ -119,13 +136,16 @@ double Walk::expected_loss(const std::vector<Candidate>& list, std::size_t count
   return std::max(out, in);
 }
 
-// Reads, in one batch, the second planes of the candidates most in doubt, as many as it takes to
-// bring the expected loss under `loss_max`, within the bound on reads.
-void Walk::read_refinements(std::vector<Candidate>& list, std::size_t count, std::size_t k,
-                            double loss_max) {
+// Reads, in one batch, what lifts the candidates most in doubt to `grade`, as many as it takes to
+// bring the expected loss under `loss_max`, within the bound on reads. Lifting to Grade::code reads
+// first planes, for walks that compared coarse codes; to Grade::refined, second ones.
+void Walk::read_planes(std::vector<Candidate>& list, std::size_t count, std::size_t k,
+                       double loss_max, Grade grade) {
+  const bool second = grade == Grade::refined;
+  const RecordStore& plane = second ? layout_.refine : layout_.codes;
   s_.order.clear();
   for (std::size_t i = 0; i < count; ++i) {
-    if (list[i].grade == Grade::code && s_.doubt[i] > 1e-4) {
+    if (list[i].grade < grade && s_.doubt[i] > 1e-4) {
       s_.order.push_back(static_cast<std::uint32_t>(i));
     }
   }
@@ -139,7 +159,7 @@ void Walk::read_refinements(std::vector<Candidate>& list, std::size_t count, std
   std::size_t taken = 0;
   for (const std::uint32_t i : s_.order) {
     if (std::max(out, in) <= loss_max) break;
-    const PageNumber page = layout_.refine.page_of(list[i].row);
+    const PageNumber page = plane.page_of(list[i].row);
     if (std::find(pages.begin(), pages.end(), page) == pages.end()) {
       if (pages.size() >= params_.rerank_reads_max) break;
       pages.push_back(page);
@@ -150,20 +170,21 @@ void Walk::read_refinements(std::vector<Candidate>& list, std::size_t count, std
   s_.wanted.clear();
   for (std::size_t t = 0; t < taken; ++t) {
     const std::uint32_t row = list[s_.order[t]].row;
-    s_.wanted.push_back({layout_.refine.store, layout_.refine.page_of(row)});
     s_.wanted.push_back({layout_.codes.store, layout_.codes.page_of(row)});
+    if (second) s_.wanted.push_back({layout_.refine.store, layout_.refine.page_of(row)});
   }
   const PinnedPages got = pool_.fetch(s_.wanted.data(), s_.wanted.size(), params_.deadline);
   if (got.reads() > 0) ++stats_.rounds;
   stats_.bytes_read += got.bytes_read();
   stats_.pages_read += got.bytes_read() / refine_.page_bytes;
   stats_.misses += static_cast<std::uint32_t>(taken);
+  const std::size_t each = second ? 2 : 1;
   for (std::size_t t = 0; t < taken; ++t) {
     Candidate& candidate = list[s_.order[t]];
-    const std::byte* low = got.data(2 * t);
-    const std::byte* high = got.data(2 * t + 1);
+    const std::byte* high = got.data(each * t);
+    const std::byte* low = second ? got.data(each * t + 1) : high;
     if (low == nullptr || high == nullptr) {
-      const PageStatus status = got.status(low == nullptr ? 2 * t : 2 * t + 1);
+      const PageStatus status = got.status(high == nullptr ? each * t : each * t + 1);
       if (status == PageStatus::deadline) {
         stats_.deadline_hit = true;
         reading_ = false;
@@ -172,9 +193,14 @@ void Walk::read_refinements(std::vector<Candidate>& list, std::size_t count, std
       }
       continue;
     }
-    refine(candidate,
-           reinterpret_cast<const std::uint8_t*>(high + layout_.codes.offset_of(candidate.row)),
-           reinterpret_cast<const std::uint8_t*>(low + layout_.refine.offset_of(candidate.row)));
+    const auto* code =
+        reinterpret_cast<const std::uint8_t*>(high + layout_.codes.offset_of(candidate.row));
+    if (second) {
+      refine(candidate, code,
+             reinterpret_cast<const std::uint8_t*>(low + layout_.refine.offset_of(candidate.row)));
+    } else {
+      use_code(candidate, code);
+    }
   }
 }
 
@@ -249,14 +275,16 @@ void Walk::answer(std::uint32_t* rows, float* scores) {
   {
     const PagePool::ReadGuard guard(pool_);
     for (std::size_t i = 0; i < count; ++i) upgrade_resident(list[i]);
-    for (std::size_t i = 0; i < count; ++i) stats_.hits += list[i].grade != Grade::code ? 1 : 0;
+    for (std::size_t i = 0; i < count; ++i) stats_.hits += list[i].grade > codes_.grade ? 1 : 0;
   }
   std::sort(list.begin(), end(), nearer);
   const double loss_max = (1.0 - static_cast<double>(params_.rerank_target)) *
                           static_cast<double>(k);
   double loss = expected_loss(list, count, k);
-  if (loss > loss_max && may_read()) {
-    read_refinements(list, count, k, loss_max);
+  // What is read moves the border, and may leave others in doubt: hence the second helping.
+  for (const Grade grade : {Grade::code, Grade::refined, Grade::refined}) {
+    if (grade <= codes_.grade || loss <= loss_max || !may_read()) continue;
+    read_planes(list, count, k, loss_max, grade);
     std::sort(list.begin(), end(), nearer);
     loss = expected_loss(list, count, k);
   }

@@ -20,6 +20,8 @@ Searcher::Searcher(PagePool& pool, const SegmentLayout& layout, const Quantizer&
        "entry point is not on the top level");
   need(layout.codes.record_bytes == shape.code_record_bytes, "code record size");
   need(layout.refine.record_bytes == shape.refine_record_bytes, "refinement record size");
+  need(!layout.walk_coarse || layout.coarse.record_bytes == shape.coarse_record_bytes,
+       "coarse record size");
   need(layout.vectors.record_bytes == layout.dim * (layout.vectors.half ? 2u : 4u),
        "vector record size");
   auto fits = [&](const PagePool::View& view, std::uint64_t last_page_exclusive,
@@ -47,6 +49,11 @@ Searcher::Searcher(PagePool& pool, const SegmentLayout& layout, const Quantizer&
     fits(pool.view(layout.codes.store), pages(layout.codes),
          static_cast<std::size_t>(layout.codes.per_page.value()) * layout.codes.record_bytes,
          "code");
+    if (layout.walk_coarse) {
+      fits(pool.view(layout.coarse.store), pages(layout.coarse),
+           static_cast<std::size_t>(layout.coarse.per_page.value()) * layout.coarse.record_bytes,
+           "coarse code");
+    }
     fits(pool.view(layout.refine.store), pages(layout.refine),
          static_cast<std::size_t>(layout.refine.per_page.value()) * layout.refine.record_bytes,
          "refinement");
@@ -138,12 +145,13 @@ std::size_t Searcher::vectors(const std::uint32_t* rows, std::size_t count, floa
 }
 
 void Searcher::estimate_errors(const float* query, const std::uint32_t* rows, std::size_t count,
-                               float* code_error, float* refine_error) {
+                               float* walk_error, float* refine_error) {
   PreparedQuery prepared;
   const bool l2 = layout_.metric == Metric::l2;
   prepare_query(quantizer_, query, l2, prepared);
   std::vector<float> exact(static_cast<std::size_t>(layout_.dim));
   const CodeShape& shape = quantizer_.shape();
+  const WalkCodes codes(layout_, shape, kernels_);
   for (std::size_t i = 0; i < count; ++i) {
     vectors(rows + i, 1, exact.data());
     // <q', x - centre>, with q' centred for l2.
@@ -155,29 +163,32 @@ void Searcher::estimate_errors(const float* query, const std::uint32_t* rows, st
       product += (prepared.original[d] - (l2 ? centre : 0.0)) * x;
       length2 += x * x;
     }
-    const PageRef wanted[] = {{layout_.codes.store, layout_.codes.page_of(rows[i])},
+    const PageRef wanted[] = {{codes.records.store, codes.records.page_of(rows[i])},
+                              {layout_.codes.store, layout_.codes.page_of(rows[i])},
                               {layout_.refine.store, layout_.refine.page_of(rows[i])}};
-    const PinnedPages pages = pool_.fetch(wanted, 2);
-    code_error[i] = refine_error[i] = std::numeric_limits<float>::quiet_NaN();
-    if (pages.data(0) == nullptr || pages.data(1) == nullptr) continue;
-    const auto* high =
-        reinterpret_cast<const std::uint8_t*>(pages.data(0) + layout_.codes.offset_of(rows[i]));
-    const auto* low =
-        reinterpret_cast<const std::uint8_t*>(pages.data(1) + layout_.refine.offset_of(rows[i]));
+    const PinnedPages pages = pool_.fetch(wanted, 3);
+    walk_error[i] = refine_error[i] = std::numeric_limits<float>::quiet_NaN();
+    if (pages.data(0) == nullptr || pages.data(1) == nullptr || pages.data(2) == nullptr) continue;
+    const auto record = [&](std::size_t page, const RecordStore& store) {
+      return reinterpret_cast<const std::uint8_t*>(pages.data(page) + store.offset_of(rows[i]));
+    };
+    const std::uint8_t* walked = record(0, codes.records);
+    const std::uint8_t* high = record(1, layout_.codes);
+    const std::uint8_t* low = record(2, layout_.refine);
     float correction;
     float refined;
-    std::memcpy(&correction, high + shape.code_bytes, 4);
+    std::memcpy(&correction, walked + codes.bytes, 4);
     std::memcpy(&refined, low + shape.code_bytes, 4);
-    std::int32_t dot4;
-    kernels_.dot_code4(prepared.q8.data(), shape.blocks, &high, 1, &dot4);
+    std::int32_t dot;
+    codes.dot(prepared.q8.data(), codes.blocks, &walked, 1, &dot);
     const std::int64_t dot8 = kernels_.dot_code8(prepared.q16.data(), shape.blocks, high, low);
     const double scale = prepared.length * std::sqrt(length2);
     if (!(scale > 0)) continue;
-    const double from_code = (dot4 - 7.5 * prepared.sum8) * static_cast<double>(prepared.scale8) *
-                             correction;
+    const double from_code = (dot - static_cast<double>(codes.middle) * prepared.sum8) *
+                             static_cast<double>(prepared.scale8) * correction;
     const double from_both = static_cast<double>(dot8) * static_cast<double>(prepared.scale16) *
                              refined;
-    code_error[i] = static_cast<float>((from_code - product) / scale);
+    walk_error[i] = static_cast<float>((from_code - product) / scale);
     refine_error[i] = static_cast<float>((from_both - product) / scale);
   }
 }

@@ -33,12 +33,42 @@ void dot_code4(const std::int8_t* q8, std::size_t blocks, const std::uint8_t* co
   }
 }
 
+void dot_code2(const std::int8_t* q8, std::size_t blocks, const std::uint8_t* const* codes,
+               std::size_t count, std::int32_t* out) {
+  const __m256i mask = _mm256_set1_epi8(3);
+  const __m256i ones = _mm256_set1_epi16(1);
+  for (std::size_t i = 0; i < count; ++i) {
+    __m256i sum = _mm256_setzero_si256();
+    std::size_t b = 0;
+    while (b < blocks) {
+      // A block adds at most 4 * 2 * 3 * 127 to a 16-bit lane: eight blocks fit.
+      __m256i narrow = _mm256_setzero_si256();
+      const std::size_t stop = b + 8 < blocks ? b + 8 : blocks;
+      for (; b < stop; ++b) {
+        const __m256i c =
+            _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes[i] + b * kCoarseBytes));
+        const auto* q = reinterpret_cast<const __m256i*>(q8 + b * kCoarseDims);
+        const auto add = [&](int shift, const __m256i* at) {
+          const __m256i part = _mm256_and_si256(_mm256_srli_epi16(c, shift), mask);
+          narrow = _mm256_add_epi16(narrow, _mm256_maddubs_epi16(part, _mm256_loadu_si256(at)));
+        };
+        add(0, q);
+        add(2, q + 1);
+        add(4, q + 2);
+        add(6, q + 3);
+      }
+      sum = _mm256_add_epi32(sum, _mm256_madd_epi16(narrow, ones));
+    }
+    out[i] = sum_lanes(sum);
+  }
+}
+
 }  // namespace
 
 const Kernels* avx2_kernels() {
-  static const Kernels table{"avx2",        dot_code4,    dot_code8_avx2, dot_f32_avx2,
-                             l2_f32_avx2,   dot_f16_avx2, l2_f16_avx2,    hadamard_avx2,
-                             max_abs_avx2, round_query_avx2};
+  static const Kernels table{"avx2",        dot_code4,     dot_code2,    dot_code8_avx2,
+                             dot_f32_avx2,  l2_f32_avx2,   dot_f16_avx2, l2_f16_avx2,
+                             hadamard_avx2, max_abs_avx2, round_query_avx2};
   static const bool usable = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
                              __builtin_cpu_supports("f16c");
   return usable ? &table : nullptr;

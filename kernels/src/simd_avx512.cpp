@@ -26,6 +26,28 @@ void dot_code4(const std::int8_t* q8, std::size_t blocks, const std::uint8_t* co
   }
 }
 
+void dot_code2(const std::int8_t* q8, std::size_t blocks, const std::uint8_t* const* codes,
+               std::size_t count, std::int32_t* out) {
+  const __m256i mask = _mm256_set1_epi8(3);
+  for (std::size_t i = 0; i < count; ++i) {
+    __m256i sum0 = _mm256_setzero_si256();
+    __m256i sum1 = _mm256_setzero_si256();
+    for (std::size_t b = 0; b < blocks; ++b) {
+      const __m256i c =
+          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes[i] + b * kCoarseBytes));
+      const auto* q = reinterpret_cast<const __m256i*>(q8 + b * kCoarseDims);
+      const auto part = [&](int shift) {
+        return _mm256_and_si256(_mm256_srli_epi16(c, shift), mask);
+      };
+      sum0 = _mm256_dpbusd_epi32(sum0, part(0), _mm256_loadu_si256(q));
+      sum1 = _mm256_dpbusd_epi32(sum1, part(2), _mm256_loadu_si256(q + 1));
+      sum0 = _mm256_dpbusd_epi32(sum0, part(4), _mm256_loadu_si256(q + 2));
+      sum1 = _mm256_dpbusd_epi32(sum1, part(6), _mm256_loadu_si256(q + 3));
+    }
+    out[i] = sum_lanes(_mm256_add_epi32(sum0, sum1));
+  }
+}
+
 float dot_f32(const float* a, const float* b, std::size_t dim) {
   __m512 s0 = _mm512_setzero_ps(), s1 = s0, s2 = s0, s3 = s0;
   std::size_t i = 0;
@@ -46,9 +68,9 @@ float dot_f32(const float* a, const float* b, std::size_t dim) {
 }  // namespace
 
 const Kernels* avx512_kernels() {
-  static const Kernels table{"avx512",      dot_code4,    dot_code8_avx2, dot_f32,
-                             l2_f32_avx2,   dot_f16_avx2, l2_f16_avx2,    hadamard_avx2,
-                             max_abs_avx2, round_query_avx2};
+  static const Kernels table{"avx512",      dot_code4,     dot_code2,    dot_code8_avx2,
+                             dot_f32,       l2_f32_avx2,   dot_f16_avx2, l2_f16_avx2,
+                             hadamard_avx2, max_abs_avx2, round_query_avx2};
   static const bool usable =
       __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&

@@ -29,6 +29,29 @@ void dot_code4(const std::int8_t* q8, std::size_t blocks, const std::uint8_t* co
   }
 }
 
+void dot_code2(const std::int8_t* q8, std::size_t blocks, const std::uint8_t* const* codes,
+               std::size_t count, std::int32_t* out) {
+  const uint8x16_t mask = vdupq_n_u8(3);
+  for (std::size_t i = 0; i < count; ++i) {
+    int32x4_t sum = vdupq_n_s32(0);
+    for (std::size_t b = 0; b < blocks; ++b) {
+      for (std::size_t half = 0; half < 2; ++half) {
+        const uint8x16_t c = vld1q_u8(codes[i] + b * kCoarseBytes + half * 16);
+        const std::int8_t* q = q8 + b * kCoarseDims + half * 16;
+        const uint8x16_t parts[4] = {vandq_u8(c, mask), vandq_u8(vshrq_n_u8(c, 2), mask),
+                                     vandq_u8(vshrq_n_u8(c, 4), mask), vshrq_n_u8(c, 6)};
+        for (std::size_t part = 0; part < 4; ++part) {
+          const int8x16_t code = vreinterpretq_s8_u8(parts[part]);
+          const int8x16_t value = vld1q_s8(q + part * 32);
+          sum = vpadalq_s16(sum, vmull_s8(vget_low_s8(code), vget_low_s8(value)));
+          sum = vpadalq_s16(sum, vmull_s8(vget_high_s8(code), vget_high_s8(value)));
+        }
+      }
+    }
+    out[i] = vaddvq_s32(sum);
+  }
+}
+
 float dot_f32(const float* a, const float* b, std::size_t dim) {
   float32x4_t s0 = vdupq_n_f32(0), s1 = s0;
   std::size_t i = 0;
@@ -61,6 +84,7 @@ const Kernels* neon_kernels() {
   // The rest has no NEON form yet; compilers vectorise the portable loops well enough there.
   static const Kernels table{"neon",
                              dot_code4,
+                             dot_code2,
                              portable_kernels().dot_code8,
                              dot_f32,
                              l2_f32,

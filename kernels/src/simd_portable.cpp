@@ -22,6 +22,22 @@ void dot_code4(const std::int8_t* q8, std::size_t blocks, const std::uint8_t* co
   }
 }
 
+void dot_code2(const std::int8_t* q8, std::size_t blocks, const std::uint8_t* const* codes,
+               std::size_t count, std::int32_t* out) {
+  for (std::size_t i = 0; i < count; ++i) {
+    std::int32_t sum = 0;
+    for (std::size_t b = 0; b < blocks; ++b) {
+      const std::int8_t* q = q8 + b * kCoarseDims;
+      const std::uint8_t* c = codes[i] + b * kCoarseBytes;
+      for (std::size_t j = 0; j < kCoarseBytes; ++j) {
+        sum += q[j] * (c[j] & 3) + q[32 + j] * ((c[j] >> 2) & 3) + q[64 + j] * ((c[j] >> 4) & 3) +
+               q[96 + j] * (c[j] >> 6);
+      }
+    }
+    out[i] = sum;
+  }
+}
+
 std::int64_t dot_code8(const std::int16_t* q16, std::size_t blocks, const std::uint8_t* high,
                        const std::uint8_t* low) {
   std::int64_t sum = 0;
@@ -117,8 +133,8 @@ std::int32_t round_query(const float* v, std::size_t dim, float to8, float to16,
 }  // namespace
 
 const Kernels& portable_kernels() {
-  static const Kernels table{"portable", dot_code4, dot_code8, dot_f32,  l2_f32,
-                             dot_f16,    l2_f16,    hadamard,  max_abs, round_query};
+  static const Kernels table{"portable", dot_code4, dot_code2, dot_code8, dot_f32,    l2_f32,
+                             dot_f16,    l2_f16,    hadamard,  max_abs,   round_query};
   return table;
 }
 

@@ -35,7 +35,9 @@ Walk::Walk(Searcher& searcher, Searcher::Scratch& scratch, const SearchParams& p
       layout_(searcher.layout_),
       pool_(searcher.pool_),
       links_(pool_.view(layout_.links)),
-      codes_(pool_.view(layout_.codes.store)),
+      codes_(layout_, searcher.quantizer_.shape(), searcher.kernels_),
+      walked_(pool_.view(codes_.records.store)),
+      fine_(pool_.view(layout_.codes.store)),
       refine_(pool_.view(layout_.refine.store)),
       vectors_(pool_.view(layout_.vectors.store)),
       code_bytes_(searcher.quantizer_.shape().code_bytes),
@@ -50,8 +52,8 @@ QueryStats Walk::run(const float* query, std::uint32_t* rows, float* scores) {
   std::fill(scores, scores + params_.k, 0.0f);
   if (layout_.count == 0 || params_.k == 0) return stats_;
   prepare_query(searcher_.quantizer_, query, layout_.metric == Metric::l2, s_.query);
-  code_offset_ = 7.5f * static_cast<float>(s_.query.sum8);
-  sigma_factor_ = -dot_factor_ * layout_.code_error * s_.query.length;
+  code_offset_ = codes_.middle * static_cast<float>(s_.query.sum8);
+  sigma_factor_ = -dot_factor_ * codes_.error * s_.query.length;
   s_.visited.resize((layout_.count + 63) / 64, 0);
 
   params_.ef = std::max(params_.ef, params_.k);
@@ -220,9 +222,9 @@ void Walk::take_neighbors(const std::uint8_t* record, const LinkLevel& level) {
 void Walk::evaluate_neighbors() {
   s_.pointers.clear();
   s_.pointer_rows.clear();
-  const RecordStore& codes = layout_.codes;
+  const RecordStore& codes = codes_.records;
   for (const std::uint32_t row : s_.neighbors) {
-    const std::byte* page = codes_.touch(codes.page_of(row));
+    const std::byte* page = walked_.touch(codes.page_of(row));
     if (page == nullptr) {
       s_.codes_missing.push_back(row);
       continue;
@@ -237,8 +239,7 @@ void Walk::evaluate_neighbors() {
   stats_.misses += static_cast<std::uint32_t>(s_.neighbors.size() - count);
   if (count == 0) return;
   s_.dots.resize(count);
-  searcher_.kernels_.dot_code4(s_.query.q8.data(), blocks_, s_.pointers.data(), count,
-                               s_.dots.data());
+  codes_.dot(s_.query.q8.data(), codes_.blocks, s_.pointers.data(), count, s_.dots.data());
   if (counting_) stats_.evaluated += static_cast<std::uint32_t>(count);
   for (std::size_t i = 0; i < count; ++i) {
     offer(s_.pointer_rows[i], s_.pointers[i], s_.dots[i]);
@@ -246,8 +247,8 @@ void Walk::evaluate_neighbors() {
 }
 
 void Walk::offer(std::uint32_t row, const std::uint8_t* code, std::int32_t dot) {
-  const float correction = read_f32(code + code_bytes_);
-  const float length2 = read_f32(code + code_bytes_ + 4);
+  const float correction = read_f32(code + codes_.bytes);
+  const float length2 = read_f32(code + codes_.bytes + 4);
   const float centred = static_cast<float>(dot) - code_offset_;
   const float product = centred * s_.query.scale8 * correction;
   Candidate candidate;
@@ -265,7 +266,7 @@ void Walk::offer(std::uint32_t row, const std::uint8_t* code, std::int32_t dot) 
   candidate.sigma = sigma_factor_ * std::sqrt(length2);
   candidate.row = row;
   candidate.expanded = false;
-  candidate.grade = Grade::code;
+  candidate.grade = codes_.grade;
   s_.nearest.insert(candidate);
   if (answers) s_.allowed.insert(candidate);
 }
@@ -281,7 +282,7 @@ void Walk::read_missing(const LinkLevel& level) {
     s_.wanted.push_back({layout_.links, level.page_of(row)});
   }
   for (const std::uint32_t row : codes) {
-    s_.wanted.push_back({layout_.codes.store, layout_.codes.page_of(row)});
+    s_.wanted.push_back({codes_.records.store, codes_.records.page_of(row)});
   }
   const PinnedPages pages = pool_.fetch(s_.wanted.data(), s_.wanted.size(), params_.deadline);
   if (pages.reads() > 0) ++stats_.rounds;
@@ -300,9 +301,9 @@ void Walk::read_missing(const LinkLevel& level) {
       continue;
     }
     const auto* code =
-        reinterpret_cast<const std::uint8_t*>(page + layout_.codes.offset_of(codes[i]));
+        reinterpret_cast<const std::uint8_t*>(page + codes_.records.offset_of(codes[i]));
     std::int32_t dot;
-    searcher_.kernels_.dot_code4(s_.query.q8.data(), blocks_, &code, 1, &dot);
+    codes_.dot(s_.query.q8.data(), codes_.blocks, &code, 1, &dot);
     if (counting_) ++stats_.evaluated;
     offer(codes[i], code, dot);
   }

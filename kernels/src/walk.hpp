@@ -8,8 +8,28 @@
 
 namespace stoker {
 
-// What a candidate's distance was computed from.
-enum class Grade : std::uint8_t { code, refined, exact };
+// What a candidate's distance was computed from; later ones are better.
+enum class Grade : std::uint8_t { coarse, code, refined, exact };
+
+// The codes that a walk compares, 4 bits or 2.
+struct WalkCodes {
+  WalkCodes(const SegmentLayout& layout, const CodeShape& shape, const Kernels& kernels)
+      : records(layout.walk_coarse ? layout.coarse : layout.codes),
+        dot(layout.walk_coarse ? kernels.dot_code2 : kernels.dot_code4),
+        bytes(layout.walk_coarse ? shape.coarse_bytes : shape.code_bytes),
+        blocks(layout.walk_coarse ? shape.coarse_blocks : shape.blocks),
+        middle(layout.walk_coarse ? 1.5f : 7.5f),
+        error(layout.walk_coarse ? layout.coarse_error : layout.code_error),
+        grade(layout.walk_coarse ? Grade::coarse : Grade::code) {}
+
+  RecordStore records;
+  decltype(Kernels::dot_code4) dot;
+  std::size_t bytes;    // of a code; correction and squared length follow
+  std::size_t blocks;
+  float middle;         // of the cells' numbers
+  float error;          // see SegmentLayout::code_error
+  Grade grade;
+};
 
 struct Candidate {
   float distance;       // smaller is nearer: minus the centred inner product, or centred l2
@@ -104,12 +124,13 @@ class Walk {
   void answer(std::uint32_t* rows, float* scores);
 
   // Re-rank.
+  void use_code(Candidate& candidate, const std::uint8_t* high) const;
   void refine(Candidate& candidate, const std::uint8_t* high, const std::uint8_t* low) const;
   void make_exact(Candidate& candidate, const std::byte* vector) const;
   void upgrade_resident(Candidate& candidate);
   double expected_loss(const std::vector<Candidate>& list, std::size_t count, std::size_t k);
-  void read_refinements(std::vector<Candidate>& list, std::size_t count, std::size_t k,
-                        double loss_max);
+  void read_planes(std::vector<Candidate>& list, std::size_t count, std::size_t k,
+                   double loss_max, Grade grade);
   void read_vectors(std::vector<Candidate>& list, std::size_t count, std::size_t k);
 
   bool is_allowed(std::uint32_t row) const {
@@ -131,11 +152,13 @@ class Walk {
   const SegmentLayout& layout_;
   PagePool& pool_;
   PagePool::View links_;
-  PagePool::View codes_;
+  WalkCodes codes_;
+  PagePool::View walked_;   // pages of the codes that the walk compares
+  PagePool::View fine_;     // pages of 4-bit codes, which second codes need beside them
   PagePool::View refine_;
   PagePool::View vectors_;
   QueryStats stats_;
-  std::size_t code_bytes_;
+  std::size_t code_bytes_;   // of a 4-bit code
   std::size_t blocks_;
   float l2_factor_;       // 0 for inner product, 1 for l2: weight of |x - centre|^2
   float dot_factor_;      // -1 or -2

@@ -36,6 +36,7 @@ void rotation_is_orthonormal(std::size_t dim, std::mt19937& rng) {
 }
 
 struct Errors {
+  double coarse = 0;
   double code = 0;
   double refine = 0;
 };
@@ -51,7 +52,8 @@ Errors estimate(std::size_t dim, std::mt19937& rng) {
   const CodeShape& shape = quantizer.shape();
   std::vector<std::uint8_t> codes(kCount * shape.code_record_bytes);
   std::vector<std::uint8_t> refines(kCount * shape.refine_record_bytes);
-  quantizer.encode(vectors.data(), kCount, codes.data(), refines.data());
+  std::vector<std::uint8_t> coarse(kCount * shape.coarse_record_bytes);
+  quantizer.encode(vectors.data(), kCount, codes.data(), refines.data(), coarse.data());
   PreparedQuery prepared;
   prepare_query(quantizer, query.data(), false, prepared);
   Errors errors;
@@ -77,9 +79,20 @@ Errors estimate(std::size_t dim, std::mt19937& rng) {
         static_cast<double>(kernels().dot_code8(prepared.q16.data(), shape.blocks, code, refine)) *
         static_cast<double>(prepared.scale16) * refined;
     const double scale = prepared.length * std::sqrt(length2);
+    const std::uint8_t* two = coarse.data() + i * shape.coarse_record_bytes;
+    float coarse_correction;
+    std::memcpy(&coarse_correction, two + shape.coarse_bytes, 4);
+    std::memcpy(&stored_length2, two + shape.coarse_bytes + 4, 4);
+    CHECK(std::fabs(stored_length2 - length2) < 1e-3 * (1 + length2));
+    std::int32_t dot2;
+    kernels().dot_code2(prepared.q8.data(), shape.coarse_blocks, &two, 1, &dot2);
+    const double by_coarse =
+        (dot2 - 1.5 * prepared.sum8) * static_cast<double>(prepared.scale8) * coarse_correction;
+    errors.coarse += std::pow((by_coarse - product) / scale, 2);
     errors.code += std::pow((by_code - product) / scale, 2);
     errors.refine += std::pow((by_both - product) / scale, 2);
   }
+  errors.coarse = std::sqrt(errors.coarse / kCount);
   errors.code = std::sqrt(errors.code / kCount);
   errors.refine = std::sqrt(errors.refine / kCount);
   return errors;
@@ -94,11 +107,13 @@ void degenerate_vectors_are_finite() {
     const CodeShape& shape = quantizer.shape();
     std::vector<std::uint8_t> codes(3 * shape.code_record_bytes);
     std::vector<std::uint8_t> refines(3 * shape.refine_record_bytes);
-    quantizer.encode(vectors.data(), 3, codes.data(), refines.data());
+    std::vector<std::uint8_t> coarse(3 * shape.coarse_record_bytes);
+    quantizer.encode(vectors.data(), 3, codes.data(), refines.data(), coarse.data());
     for (std::size_t i = 0; i < 3; ++i) {
-      float values[3];
+      float values[5];
       std::memcpy(values, codes.data() + i * shape.code_record_bytes + shape.code_bytes, 8);
       std::memcpy(values + 2, refines.data() + i * shape.refine_record_bytes + shape.code_bytes, 4);
+      std::memcpy(values + 3, coarse.data() + i * shape.coarse_record_bytes + shape.coarse_bytes, 8);
       for (const float v : values) CHECK(std::isfinite(v));
     }
     PreparedQuery prepared;
@@ -118,8 +133,10 @@ int main() {
   }
   for (const std::size_t dim : {64u, 100u, 384u, 768u}) {
     const Errors errors = estimate(dim, rng);
-    std::printf("dim %zu: first plane %.5f, both %.5f of |q||x|\n", dim, errors.code,
-                errors.refine);
+    std::printf("dim %zu: coarse %.5f, first plane %.5f, both %.5f of |q||x|\n", dim,
+                errors.coarse, errors.code, errors.refine);
+    CHECK(errors.coarse < 0.5 / std::sqrt(static_cast<double>(dim)));
+    CHECK(errors.code < errors.coarse / 2);
     // An error per coordinate of about a tenth of its spread, averaged over dim of them.
     CHECK(errors.code < 0.2 / std::sqrt(static_cast<double>(dim)));
     CHECK(errors.refine < errors.code / 4);

@@ -57,7 +57,7 @@ struct Fixture {
   SegmentLayout layout;
 
   Fixture(std::size_t n_, std::size_t dim_, bool l2_, std::size_t budget, std::mt19937& rng,
-          bool hostile_links = false)
+          bool hostile_links = false, bool coarse_walk = false)
       : n(n_), dim(dim_), l2(l2_), vectors(make(n_, dim_, rng)),
         quantizer(dim_, 3, std::vector<float>(dim_, 0.1f).data()),
         pool([&] {
@@ -97,7 +97,8 @@ struct Fixture {
     const CodeShape& shape = quantizer.shape();
     std::vector<std::uint8_t> codes(n * shape.code_record_bytes);
     std::vector<std::uint8_t> refines(n * shape.refine_record_bytes);
-    quantizer.encode(vectors.data(), n, codes.data(), refines.data());
+    std::vector<std::uint8_t> coarse(n * shape.coarse_record_bytes);
+    quantizer.encode(vectors.data(), n, codes.data(), refines.data(), coarse.data());
     std::vector<std::uint8_t> raw((n * dim * 4 + kPage - 1) / kPage * kPage, 0);
     std::memcpy(raw.data(), vectors.data(), n * dim * 4);
     layout.dim = static_cast<std::uint32_t>(dim);
@@ -115,11 +116,17 @@ struct Fixture {
     layout.refine = {
         add(pool, folder + "/refine", to_pages(refines, refine_bytes, kPage / refine_bytes)),
         refine_bytes, Divisor(static_cast<std::uint32_t>(kPage / refine_bytes))};
+    const auto coarse_bytes = static_cast<std::uint32_t>(shape.coarse_record_bytes);
+    layout.coarse = {
+        add(pool, folder + "/coarse", to_pages(coarse, coarse_bytes, kPage / coarse_bytes)),
+        coarse_bytes, Divisor(static_cast<std::uint32_t>(kPage / coarse_bytes))};
+    layout.coarse_error = 0.4f / std::sqrt(static_cast<float>(dim));
+    layout.walk_coarse = coarse_walk;
     layout.vectors = {add(pool, folder + "/vectors", raw), static_cast<std::uint32_t>(dim * 4),
                       false};
   }
   ~Fixture() {
-    for (const char* name : {"/links", "/codes", "/refine", "/vectors"}) {
+    for (const char* name : {"/links", "/codes", "/refine", "/coarse", "/vectors"}) {
       std::remove((folder + name).c_str());
     }
     std::remove(folder.c_str());
@@ -167,8 +174,8 @@ double recall(const std::vector<std::uint32_t>& found, const std::vector<std::ui
   return met / static_cast<double>(truth.size());
 }
 
-void answers_like_brute_force(bool l2, std::size_t budget_pages, std::mt19937& rng) {
-  Fixture f(600, 40, l2, budget_pages * kPage, rng);
+void answers_like_brute_force(bool l2, std::size_t budget_pages, bool coarse, std::mt19937& rng) {
+  Fixture f(600, 40, l2, budget_pages * kPage, rng, false, coarse);
   Searcher searcher(f.pool, f.layout, f.quantizer);
   SearchParams params;
   params.ef = 400;   // inner products over a graph of distances want a wide walk
@@ -200,13 +207,15 @@ void answers_like_brute_force(bool l2, std::size_t budget_pages, std::mt19937& r
       // Those out of doubt keep the first plane's estimate: within some deviations of the truth.
       double length2 = 0;
       for (const float v : query) length2 += static_cast<double>(v) * v;
-      const double deviation = f.layout.code_error * std::sqrt(length2 * 2 * f.dim) * (l2 ? 2 : 1);
+      const double error = coarse ? f.layout.coarse_error : f.layout.code_error;
+      const double deviation = error * std::sqrt(length2 * 2 * f.dim) * (l2 ? 2 : 1);
       CHECK(std::fabs(scores[i] - exact) < 6 * deviation);
       if (i > 0) CHECK(l2 ? scores[i] >= scores[i - 1] : scores[i] <= scores[i - 1]);
     }
     f.pool.check();
   }
-  std::printf("%s, %zu pages: recall %.4f\n", l2 ? "l2" : "ip", budget_pages, mean / 60);
+  std::printf("%s, %zu pages, %d bits: recall %.4f\n", l2 ? "l2" : "ip", budget_pages,
+              coarse ? 2 : 4, mean / 60);
   CHECK(mean / 60 > 0.95);
 }
 
@@ -288,6 +297,7 @@ void layouts_are_checked(std::mt19937& rng) {
   refuses([](SegmentLayout& l) { l.levels[0].m = 60000; }, "link record size");
   refuses([](SegmentLayout& l) { l.levels[0].first_page = 4000; }, "too few pages");
   refuses([](SegmentLayout& l) { l.codes.per_page = Divisor(1000); }, "do not fit");
+  refuses([](SegmentLayout& l) { l.walk_coarse = true; l.coarse.record_bytes = 9; }, "coarse record");
   refuses([](SegmentLayout& l) { l.count = 100000; }, "bottom level");
   refuses([](SegmentLayout& l) { l.vectors.record_bytes = 4; }, "vector record size");
 }
@@ -299,8 +309,10 @@ int main() {
   std::printf("seed %u\n", seed);
   std::mt19937 rng(seed);
   for (const bool l2 : {false, true}) {
-    answers_like_brute_force(l2, 4096, rng);
-    answers_like_brute_force(l2, 16, rng);
+    for (const bool coarse : {false, true}) {
+      answers_like_brute_force(l2, 4096, coarse, rng);
+      answers_like_brute_force(l2, 16, coarse, rng);
+    }
   }
   answers_from_memory_alone(rng);
   hostile_links_do_not_crash(rng);

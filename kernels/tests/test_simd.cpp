@@ -12,7 +12,7 @@ namespace {
 
 void compare(const Kernels& table, std::mt19937& rng) {
   const Kernels& reference = portable_kernels();
-  for (const std::size_t blocks : {1u, 2u, 3u, 4u, 5u, 6u, 9u, 64u}) {
+  for (const std::size_t blocks : {1u, 2u, 3u, 4u, 5u, 6u, 9u, 18u, 34u, 64u}) {
     std::vector<std::int8_t> q8(blocks * kBlockDims);
     std::vector<std::int16_t> q16(blocks * kBlockDims);
     std::vector<std::uint8_t> high(7 * blocks * kBlockBytes);
@@ -29,6 +29,12 @@ void compare(const Kernels& table, std::mt19937& rng) {
       reference.dot_code4(q8.data(), blocks, pointers.data(), 7, expected.data());
       table.dot_code4(q8.data(), blocks, pointers.data(), 7, found.data());
       CHECK(expected == found);
+      if (blocks % 2 == 0) {
+        const std::size_t coarse = blocks / 2;
+        reference.dot_code2(q8.data(), coarse, pointers.data(), 7, expected.data());
+        table.dot_code2(q8.data(), coarse, pointers.data(), 7, found.data());
+        CHECK(expected == found);
+      }
       CHECK(reference.dot_code8(q16.data(), blocks, high.data(), low.data()) ==
             table.dot_code8(q16.data(), blocks, high.data(), low.data()));
     }

@@ -36,9 +36,10 @@ from stoker.index.ids import IdLayout, IdTable
 from stoker.index.manifest import FILES, NAME, Manifest
 from stoker.index.paged_file import HEADER_BYTES, PagedFile, PagedFileInfo
 from stoker.index.segment import Segment
+from stoker.index.settings import IndexSettings
 from stoker.kernels import _core
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "segment-v1"
+GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "segment-v2"
 SCRATCH = Path(
     tempfile.mkdtemp(prefix="stoker-fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
 )
@@ -191,7 +192,8 @@ def fuzz_segment(data: bytes) -> None:
     body["crc32c"] = _manifest_crc(body)
     (folder / NAME).write_bytes(json.dumps(body).encode())
     try:
-        with Segment.open(folder, memory_bytes=0) as segment:
+        settings = IndexSettings(navigation_bits=2 if data[0] & 0x80 else 4)
+        with Segment.open(folder, memory_bytes=0, settings=settings) as segment:
             queries = np.zeros((2, segment.dim), np.float32)
             queries[1] = 3.0
             hits = segment.search(queries, 5, ef=50, recall_target=0.999)

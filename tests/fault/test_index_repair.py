@@ -18,7 +18,7 @@ from stoker.index.repair import repair
 from stoker.index.settings import IndexSettings
 from stoker.index.verify import verify
 
-DIM = 16
+DIM = 72  # long enough for coarse codes, so that segments have every file
 SETTINGS = IndexSettings(merge_rows=0)
 SEGMENT_FILES = [*FILES.values(), "manifest.json"]
 

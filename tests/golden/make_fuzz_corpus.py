@@ -54,12 +54,13 @@ def main() -> None:
             {"n": {"ne": 1}, "lang": {"exists": False}},
         )
     ]
-    seeds["manifest"] = [(GOLDEN / "segment-v1" / "manifest.json").read_bytes()]
-    ids_path = GOLDEN / "segment-v1" / "ids.stk"
+    seeds["manifest"] = [(GOLDEN / "segment-v2" / "manifest.json").read_bytes()]
+    ids_path = GOLDEN / "segment-v2" / "ids.stk"
     seeds["paged"] = [ids_path.read_bytes()[:64] + bytes(128)]
     ids = PagedFile(ids_path, kind="ids").read_bytes().tobytes()
     seeds["ids"] = [bytes([1, 12, 40, 0]) + ids[:400], bytes([2, 12, 0, 0]) + bytes(240)]
-    seeds["segment"] = [bytes([part, 0, 0, 0]) + b"\xff" * 64 for part in range(6)]
+    seeds["segment"] = [bytes([part, 0, 0, 0]) + b"\xff" * 64 for part in range(7)]
+    seeds["segment"] += [bytes([0x80 | part, 0, 0, 0]) + b"\xff" * 64 for part in range(7)]
     seeds["segment"] += [bytes([0, page, 0, 0]) + bytes(range(256)) for page in range(3)]
     for name, inputs in seeds.items():
         (folder / name).mkdir(parents=True, exist_ok=True)

@@ -19,6 +19,7 @@ from stoker.index.calibration import recall_of
 from stoker.index.manifest import FILES, Manifest
 from stoker.index.paged_file import HEADER_BYTES
 from stoker.index.segment import Segment
+from stoker.index.settings import IndexSettings
 
 SEED = 20_260_401
 
@@ -55,6 +56,7 @@ def exact(
     metric=st.sampled_from(["ip", "cosine", "l2"]),
     half=st.booleans(),
     k=st.sampled_from([1, 3, 10, 60]),
+    bits=st.sampled_from([2, 4]),
     seed=st.integers(0, 2**16),
 )
 def test_answers_are_those_of_brute_force(
@@ -64,6 +66,7 @@ def test_answers_are_those_of_brute_force(
     metric: str,
     half: bool,
     k: int,
+    bits: int,
     seed: int,
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -76,7 +79,9 @@ def test_answers_are_those_of_brute_force(
     queries = clustered(rng, 8, dim)
     path = tmp_path_factory.mktemp("segment") / "s"
     build_segment(path, vectors, metric=metric, ef_construction=100)
-    with Segment.open(path) as segment:
+    with Segment.open(path, settings=IndexSettings(navigation_bits=bits)) as segment:
+        # Vectors of 64 dimensions and fewer have no coarse codes to navigate on.
+        assert segment.navigation_bits == (bits if dim > 64 else 4)
         hits = segment.search(queries, k, ef=max(4 * k, 200), recall_target=0.9999)
         _, scores = exact(vectors, queries, k, metric)
         met = min(k, count)
@@ -118,6 +123,43 @@ def test_a_small_budget_answers_like_a_large_one(
             assert recall_of(ids, want).mean() >= 0.95
         budget = tight.resident().budget_bytes
         assert tight.resident().resident_bytes <= budget < full.resident().total_bytes
+
+
+def test_the_budget_chooses_the_bits_and_walks_on_two_miss_nothing(
+    sealed: tuple[Path, NDArray[np.float32]],
+) -> None:
+    path, vectors = sealed
+    queries = clustered(np.random.default_rng(SEED + 7), 60, 96) + vectors[:60]
+    want, _ = exact(vectors, queries, 10, "cosine")
+    with Segment.open(path) as segment:
+        pages = {entry.kind: entry.pages for entry in segment.resident().kinds}
+        page_bytes = segment.manifest.page_bytes
+        four = (pages["upper"] + pages["links"] + pages["codes"]) * page_bytes
+    for budget, bits in ((0, 4), (four + four // 10, 4), (four, 4), (four - page_bytes, 2)):
+        with Segment.open(path, memory_bytes=budget) as segment:
+            assert segment.navigation_bits == segment.resident().navigation_bits == bits
+            navigation = {4: "codes", 2: "coarse"}[bits]
+            stages = {batch.kind: batch.stage for batch in segment.unit_batches()}
+            assert stages[navigation] == stages["links"] == 1
+            assert set(stages) >= {"upper", "links", navigation, "refine", "vectors"}
+            for batch in segment.unit_batches():
+                if batch.stage <= 1:
+                    segment.load_units(batch.kind, batch.units)
+            first = segment.search(queries, 10, recall_target=0.95)
+            assert recall_of(_numbers(segment.ids_at(first.rows)), want).mean() >= 0.94
+            if budget == four:
+                continue  # all of the budget is the navigation set's, and not held for good
+            # All that is left to read settles the answer: each plane in a round, and a last one.
+            assert first.summary.rounds.max() <= (2 if bits == 4 else 3)
+            for _ in range(5):
+                segment.search(queries, 10, recall_target=0.95)
+            # Reading to re-rank has pushed out nothing that walks need.
+            for kind in ("upper", "links", navigation):
+                assert segment.resident().kind(kind).ratio == 1.0
+
+
+def _numbers(ids: NDArray[Any]) -> NDArray[np.int64]:
+    return np.vectorize(lambda text: int(text[6:]))(ids)
 
 
 def test_what_was_loaded_is_what_is_resident_and_is_not_read_again(
@@ -287,9 +329,9 @@ def test_a_newer_version_is_refused_with_what_to_do(
 ) -> None:
     copy = copy_of(sealed[0], tmp_path / "s")
     body = json.loads((copy / "manifest.json").read_text())
-    body["version"] = 2
+    body["version"] = 3
     (copy / "manifest.json").write_text(json.dumps(body))
-    with pytest.raises(CorruptError, match=r"version 2.*upgrade"):
+    with pytest.raises(CorruptError, match=r"version 3.*upgrade"):
         Segment.open(copy)
 
 

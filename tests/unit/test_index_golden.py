@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -10,22 +11,35 @@ import numpy as np
 import pytest
 
 from stoker.index.segment import Segment
+from stoker.index.settings import IndexSettings
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 
 
-def test_a_segment_of_version_1_is_still_read(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("version", "bits"), [(1, 4), (2, 4), (2, 2)])
+def test_a_segment_of_each_version_is_still_read(
+    version: int, bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "path", [str(GOLDEN), *sys.path])
-    from make_segment_v1 import golden_queries, golden_vectors
+    maker = importlib.import_module(f"make_segment_v{version}")
+    golden_vectors, golden_queries = maker.golden_vectors, maker.golden_queries
 
-    want = json.loads((GOLDEN / "segment-v1.json").read_text())
-    with Segment.open(GOLDEN / "segment-v1") as segment:
+    want = json.loads((GOLDEN / f"segment-v{version}.json").read_text())
+    folder = GOLDEN / f"segment-v{version}"
+    with Segment.open(folder, settings=IndexSettings(navigation_bits=bits)) as segment:
+        assert segment.navigation_bits == bits
         assert segment.damaged_pages() == {}
         hits = segment.search(golden_queries(), 5, ef=200, recall_target=1.0)
         assert segment.ids_at(hits.rows).tolist() == want["ids"]
         np.testing.assert_allclose(hits.scores, want["scores"], rtol=1e-5)
-        rows = segment.rows_of([f"chunk-{i}" for i in range(200)])
+        rows = segment.rows_of([f"chunk-{i}" for i in range(segment.count)])
         np.testing.assert_array_equal(segment.vectors(rows), golden_vectors())
     # What was written is also what is true.
     squared = ((golden_queries()[:, None] - golden_vectors()[None]) ** 2).sum(axis=2)
     np.testing.assert_allclose(np.sort(squared, axis=1)[:, :5], want["scores"], rtol=1e-5)
+
+
+def test_version_1_has_no_coarse_codes_to_choose() -> None:
+    with Segment.open(GOLDEN / "segment-v1", memory_bytes=1) as segment:
+        assert segment.navigation_bits == 4
+        assert "coarse" not in {entry.kind for entry in segment.resident().kinds}

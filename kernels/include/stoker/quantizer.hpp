@@ -1,4 +1,5 @@
-// Two nested codes per vector: 4 bits a dimension to navigate, 4 more to re-rank.
+// Two nested codes per vector: 4 bits a dimension to navigate, 4 more to re-rank. And a coarse one
+// of 2 bits, to navigate where memory is too small for 4.
 //
 // A vector is centred, rotated by a random orthonormal transform (so that every coordinate looks
 // alike whatever the model that made the vectors), and cut into 16 cells per coordinate whose
@@ -31,16 +32,22 @@ class Rotation {
   std::vector<float> signs_;   // kRounds * dim
 };
 
+// A coarse record: coarse_blocks * 32 code bytes, then the same two numbers as a navigation record.
 // A navigation record: blocks * 32 code bytes, then f32 correction, then f32 squared length of
 // the centred vector. A refinement record: blocks * 32 code bytes, then f32 correction.
 struct CodeShape {
   explicit CodeShape(std::size_t dim)
       : blocks((dim + 63) / 64), code_bytes(blocks * 32),
-        code_record_bytes(code_bytes + 8), refine_record_bytes(code_bytes + 4) {}
+        code_record_bytes(code_bytes + 8), refine_record_bytes(code_bytes + 4),
+        coarse_blocks((dim + 127) / 128), coarse_bytes(coarse_blocks * 32),
+        coarse_record_bytes(coarse_bytes + 8) {}
   std::size_t blocks;
   std::size_t code_bytes;
   std::size_t code_record_bytes;
   std::size_t refine_record_bytes;
+  std::size_t coarse_blocks;
+  std::size_t coarse_bytes;
+  std::size_t coarse_record_bytes;
 };
 
 class Quantizer {
@@ -53,9 +60,10 @@ class Quantizer {
   const std::vector<float>& centre() const noexcept { return centre_; }
   const Rotation& rotation() const noexcept { return rotation_; }
 
-  // Encodes `count` vectors (row-major, `dim` floats each) into records of both planes.
-  void encode(const float* vectors, std::size_t count, std::uint8_t* codes,
-              std::uint8_t* refines) const;
+  // Encodes `count` vectors (row-major, `dim` floats each) into records of both planes, and into
+  // coarse ones unless `coarse` is nullptr.
+  void encode(const float* vectors, std::size_t count, std::uint8_t* codes, std::uint8_t* refines,
+              std::uint8_t* coarse) const;
 
  private:
   std::size_t dim_;
@@ -68,7 +76,7 @@ class Quantizer {
 struct PreparedQuery {
   std::vector<float> original;       // dim
   std::vector<float> rotated;        // scratch
-  std::vector<std::int8_t> q8;       // blocks * 64
+  std::vector<std::int8_t> q8;       // at least blocks * 64, and coarse_blocks * 128
   std::vector<std::int16_t> q16;     // blocks * 64
   float scale8 = 0;                  // rotated ~ q8 * scale8
   float scale16 = 0;

@@ -85,9 +85,12 @@ struct SegmentLayout {
   std::vector<LinkLevel> levels;   // [0] is the bottom
   RecordStore codes;
   RecordStore refine;
+  RecordStore coarse;              // only where walk_coarse says so
+  bool walk_coarse = false;        // navigate on 2-bit codes instead of 4-bit ones
   VectorStore vectors;
   // Standard deviation of the estimate's error over |q||x - centre|, per plane, measured when
   // the segment was sealed.
+  float coarse_error = 0;
   float code_error = 0;
   float refine_error = 0;
 };
@@ -146,10 +149,10 @@ class Searcher {
   // could not be had; their output is not-a-number.
   std::size_t vectors(const std::uint32_t* rows, std::size_t count, float* out);
 
-  // The errors of both planes' estimates for given (query, row) pairs, over |q||x - centre|.
-  // For calibration; everything must be resident.
+  // The errors of the estimates for given (query, row) pairs, over |q||x - centre|: of what the
+  // walk navigates on, and of both planes. For calibration.
   void estimate_errors(const float* query, const std::uint32_t* rows, std::size_t count,
-                       float* code_error, float* refine_error);
+                       float* walk_error, float* refine_error);
 
  private:
   friend class Walk;

@@ -12,12 +12,19 @@ namespace stoker {
 
 constexpr std::size_t kBlockDims = 64;
 constexpr std::size_t kBlockBytes = 32;
+// A block of 2-bit codes: bits 2i and 2i + 1 of byte j are dimension 32 * i + j of the block.
+constexpr std::size_t kCoarseDims = 128;
+constexpr std::size_t kCoarseBytes = 32;
 
 struct Kernels {
   const char* name;
 
   // out[i] = sum over dimensions of q8 * nibble(codes[i]); nibbles 0 ... 15, q8 -127 ... 127.
   void (*dot_code4)(const std::int8_t* q8, std::size_t blocks, const std::uint8_t* const* codes,
+                    std::size_t count, std::int32_t* out);
+
+  // The same for 2-bit codes, 0 ... 3; q8 has `blocks` * kCoarseDims values.
+  void (*dot_code2)(const std::int8_t* q8, std::size_t blocks, const std::uint8_t* const* codes,
                     std::size_t count, std::int32_t* out);
 
   // Sum over dimensions of q16 * value(high nibble, low nibble), |q16| <= 8191. See refine_value().
