@@ -103,7 +103,7 @@ def exposure_needed(share: float, alpha: float, *, errors: int = 0, held: float 
 
 
 @functools.lru_cache(maxsize=16_384)
-def errors_planned(total: float, alpha: float, *, miss: float = 0.1) -> float:
+def errors_planned(total: float, alpha: float, *, miss: float = 0.03) -> float:
     """Say how many errors to plan for in a run, so that its own upper bound stays within delta.
 
     A run of n reuses with S errors shows a rate of at most delta, at level alpha, where S is so

@@ -144,6 +144,96 @@ class KvcacheSettings:
             "help": "Least share of equal most-likely next tokens for chunk reuse to stay on; ratio"
         },
     )
+    passages_dir: str = dataclasses.field(
+        default="",
+        metadata={
+            "help": "Folder of passages' KV that warm-ups load beside the pages; empty by default, "
+            "since only who runs a model has one"
+        },
+    )
+    passages_model_id: str = dataclasses.field(
+        default="",
+        metadata={"help": "The model whose KV is in passages_dir; letters and digits, as it says"},
+    )
+    documents_bytes_max: int = dataclasses.field(
+        default=0,
+        metadata={
+            "help": "Memory for documents that answers carry, all tenants; 0 reads each from "
+            "storage, which the operating system caches well on an idle machine; bytes"
+        },
+    )
+    documents_tenant_ratio: float = dataclasses.field(
+        default=0.25,
+        metadata={"help": "Share of documents_bytes_max that one tenant may hold; four fill it"},
+    )
+    prompt_order_enabled: bool = dataclasses.field(
+        default=False,
+        metadata={
+            "help": "Whether answers also name their results in the order that shares the longest "
+            "prompt prefix; off, because another order than the ranking is the caller's choice"
+        },
+    )
+    engine_url: str = dataclasses.field(
+        default="",
+        metadata={
+            "help": "LMCache server of the inference engine to warm, http://host:port; empty "
+            "warms none"
+        },
+    )
+    engine_model: str = dataclasses.field(
+        default="", metadata={"help": "The engine's name of its model, as its requests say it"}
+    )
+    engine_world_size: int = dataclasses.field(
+        default=1, metadata={"help": "Ranks that the engine spreads the model over; one GPU is 1"}
+    )
+    engine_salt: str = dataclasses.field(
+        default="",
+        metadata={"help": "Cache salt of the engine's requests; empty where they send none"},
+    )
+    engine_tokenizer: str = dataclasses.field(
+        default="",
+        metadata={"help": "Folder with the engine's tokenizer.json; needed with engine_url"},
+    )
+    engine_before: str = dataclasses.field(
+        default="",
+        metadata={"help": "What prompts say before their first passage; empty for nothing"},
+    )
+    engine_every_s: float = dataclasses.field(
+        default=5.0,
+        metadata={"help": "Time between two rounds of engine warming; heat moves slower; seconds"},
+    )
+    engine_lease_s: float = dataclasses.field(
+        default=60.0,
+        metadata={"help": "How long a passage counts as asked for; renewed while hot; seconds"},
+    )
+    engine_leases_max: int = dataclasses.field(
+        default=256,
+        metadata={"help": "Passages kept warm in the engine; its memory is mostly for requests"},
+    )
+    engine_tokens_per_s_max: float = dataclasses.field(
+        default=20_000.0,
+        metadata={
+            "help": "Rate of prefetch calls, tokens per second; leaves a disk of 1 GB/s half free "
+            "at 25 KB a token"
+        },
+    )
+    engine_events: str = dataclasses.field(
+        default="",
+        metadata={
+            "help": "ZeroMQ endpoint of the engine's KV events, tcp://host:port; empty follows none"
+        },
+    )
+    engine_replay: str = dataclasses.field(
+        default="",
+        metadata={"help": "ZeroMQ endpoint that sends lost KV events again; empty where none is"},
+    )
+    engine_shared: bool = dataclasses.field(
+        default=False,
+        metadata={
+            "help": "Whether other replicas warm the same engine: leases are then shared over the "
+            "event log; off, because most replicas have an engine of their own"
+        },
+    )
     slab_pages_max: int = dataclasses.field(
         default=4_096,
         metadata={
@@ -164,6 +254,7 @@ class KvcacheSettings:
             "reuse_verify_ratio",
             "kv_pressure_ratio",
             "kv_gate_agreement_min",
+            "documents_tenant_ratio",
         )
         for key in ratios:
             if not 0.0 < getattr(self, key) <= 1.0:
@@ -186,6 +277,8 @@ class KvcacheSettings:
             "kv_bytes_max",
             "kv_disk_bytes_max",
             "slab_pages_max",
+            "engine_world_size",
+            "engine_leases_max",
         )
         for key in counts:
             if getattr(self, key) < 1:
@@ -196,7 +289,24 @@ class KvcacheSettings:
             raise ConfigError(
                 f"kv_storage: expected float32, float16, int8 or int4, found {self.kv_storage!r}"
             )
-        for key in ("reuse_window_s", "kv_gate_kl_max"):
+        if self.passages_dir and not self.passages_model_id.isalnum():
+            raise ConfigError(
+                "passages_model_id: expected letters and digits beside passages_dir, found "
+                f"{self.passages_model_id!r}"
+            )
+        if self.engine_url and not (self.engine_model and self.engine_tokenizer):
+            raise ConfigError("engine_url: expected engine_model and engine_tokenizer beside it")
+        if self.documents_bytes_max < 0:
+            raise ConfigError(
+                f"documents_bytes_max: expected at least 0, found {self.documents_bytes_max}"
+            )
+        for key in (
+            "reuse_window_s",
+            "kv_gate_kl_max",
+            "engine_every_s",
+            "engine_lease_s",
+            "engine_tokens_per_s_max",
+        ):
             if not getattr(self, key) > 0.0:
                 raise ConfigError(f"{key}: expected more than 0, found {getattr(self, key)}")
         device_known = self.device in ("auto", "cpu", "cuda") or self.device.startswith("cuda:")

@@ -101,6 +101,8 @@ class SearchAnswer(Answer):
         generation: The generation of the index that answered.
         tenant: Whose documents were searched.
         request_id: The request, as in the server's log.
+        prompt_order: The results' ids in the order that shares the longest prompt prefix with
+            earlier answers; empty unless the server is set to say it.
     """
 
     results: tuple[SearchResult, ...]
@@ -112,12 +114,14 @@ class SearchAnswer(Answer):
     generation: int
     tenant: str
     request_id: str
+    prompt_order: tuple[str, ...] = ()
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """Read the JSON members."""
         known = {f.name for f in dataclasses.fields(cls)}
         members = {name: value for name, value in data.items() if name in known}
+        members["prompt_order"] = tuple(data.get("prompt_order", ()))
         members["results"] = tuple(map(SearchResult.from_dict, data["results"]))
         members["completeness"] = Completeness.from_dict(data["completeness"])
         members["reuse"] = ReuseDecision.from_dict(data["reuse"])

@@ -36,6 +36,7 @@ from stoker.prefetch.events import (
     EventError,
     new_event,
 )
+from stoker.prefetch.protocols import WarmSource
 from stoker.prefetch.receipt import Receipt
 from stoker.service.answers import (
     Completeness,
@@ -110,7 +111,7 @@ class Engine:
         self._lock = threading.Lock()
         self._counted: dict[str, float] = {}
         self._warmup = WarmupRunner(
-            parts.index.warm_sources,
+            self._warm_sources,
             self._demand_for_warmup,
             parts.index.page_counts,
             settings=config.prefetch,
@@ -135,6 +136,8 @@ class Engine:
         if self._parts.heat is not None:
             self._parts.heat.start()
         self._text.start()
+        if self._parts.kv is not None:
+            self._parts.kv.start(heat=self.demand, generation=lambda: self._index.generation)
         service = self.config.service
         if self._index.mode == "r":
             threading.Thread(target=self._follow_writer, name="refresh", daemon=True).start()
@@ -157,6 +160,8 @@ class Engine:
         self._closing.set()
         parts = self._parts
         idle = self._warmup.stop(_STOP_S)
+        if parts.kv is not None:
+            idle = parts.kv.close(_STOP_S) and idle
         self._reuse.close()
         if parts.publisher is not None:
             parts.publisher.close()
@@ -176,7 +181,8 @@ class Engine:
         failing = False
         while not self._closing.wait(self.config.service.refresh_s):
             try:
-                self._index.refresh()
+                if self._index.refresh() and self._parts.kv is not None:
+                    self._parts.kv.forget_documents()
                 failing = False
             except StokerError as error:
                 # What was there goes on being served; said once, not every second.
@@ -285,7 +291,12 @@ class Engine:
             generation=fence.generation,
             tenant=tenant,
             request_id=request_id,
+            prompt_order=self._prompt_order(tenant, found),
         )
+
+    def _prompt_order(self, tenant: str, found: Sequence[tuple[str, float]]) -> tuple[str, ...]:
+        kv = self._parts.kv
+        return () if kv is None else kv.prompt_order(tenant, [name for name, _ in found])
 
     def _search_index(
         self, request: SearchRequest, tenant: str, vector: Vector, end: float
@@ -329,7 +340,9 @@ class Engine:
         if not found or not (request.include_text or request.include_metadata):
             return tuple(SearchResult(result_id, score) for result_id, score in found)
         ids = [self._index_id(result_id) for result_id, _ in found]
-        documents = self._index.documents(ids, tenant)
+        kv = self._parts.kv
+        read = self._index.documents if kv is None else kv.read_documents
+        documents = read(ids, tenant)
         return tuple(
             SearchResult(
                 result_id,
@@ -364,6 +377,8 @@ class Engine:
         self._check_writable()
         ids = [self._index_id(document.id) for document in documents]
         vectors = self._vectors_of(documents, left_s)
+        kv = self._parts.kv
+        before = None if kv is None else kv.before_change(tenant, ids)
         with _writing():
             offset = self._index.upsert(
                 ids,
@@ -376,6 +391,9 @@ class Engine:
         self._reuse.record_change(
             tenant, names, vectors, generation=self._index.generation, offset=offset
         )
+        if kv is not None:
+            after = [(document.text, document.metadata or {}) for document in documents]
+            kv.after_change(tenant, ids, before, after)
         self.metrics.written.labels("upsert").inc(len(documents))
         self._offer_change(DOCUMENT_UPSERTED, tenant, names)
         return len(documents)
@@ -397,6 +415,8 @@ class Engine:
         self._reuse.record_change(
             tenant, [document_id], none, generation=self._index.generation, offset=offset
         )
+        if self._parts.kv is not None:
+            self._parts.kv.after_change(tenant, [name], None, None)
         self.metrics.written.labels("delete").inc()
         self._offer_change(DOCUMENT_DELETED, tenant, [document_id])
         return 1
@@ -509,6 +529,10 @@ class Engine:
         heat = self._parts.heat
         return {} if heat is None else heat.demand(self._wall())
 
+    def _warm_sources(self) -> Sequence[WarmSource]:
+        kv = self._parts.kv
+        return [*self._index.warm_sources(), *(kv.warm_sources() if kv is not None else ())]
+
     def _demand_for_warmup(self) -> Mapping[tuple[str, str], float]:
         heat = self._parts.heat
         if heat is None:
@@ -551,6 +575,7 @@ class Engine:
                 self._advance(metrics.events_applied, "applied", read.events)
                 self._advance(metrics.dead_letters, "refused", read.refused)
                 metrics.event_lag.set(read.lag)
+                metrics.event_lag_age.set(read.lag_age_s)
                 metrics.heat_keys.set(self._parts.heat.sink.key_count)
         return metrics.page()
 

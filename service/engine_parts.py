@@ -15,6 +15,7 @@ from stoker.index.residency import Residency
 from stoker.kvcache.lookup import LookupReuse
 from stoker.prefetch.protocols import WarmSource
 from stoker.service.heat_keeper import HeatKeeper
+from stoker.service.kv_parts import KvParts
 from stoker.service.publisher import Publisher
 from stoker.service.streams import EventLog
 from stoker.service.text_model import TextModel
@@ -78,4 +79,5 @@ class Parts:
     event_log: EventLog | None = None
     publisher: Publisher | None = None
     heat: HeatKeeper | None = None
+    kv: KvParts | None = None
     off: Mapping[str, str] = field(default_factory=dict)

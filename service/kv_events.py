@@ -7,6 +7,7 @@ events that earlier versions sent is read as well. Needs ``stoker[engines]``.
 
 from __future__ import annotations
 
+import importlib
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -37,7 +38,7 @@ def decode_batch(payload: bytes) -> list[EngineEvent]:
         InputError: it is not such a batch; event types that are not known are left out.
         UnavailableError: msgpack is not installed.
     """
-    msgpack = _need("msgpack")
+    msgpack = need_package("msgpack", extra="engines")
     try:
         batch = msgpack.unpackb(payload, strict_map_key=False)
         raw = batch[1]
@@ -91,7 +92,7 @@ class KvEventFollower:
         topic: str = "",
         replay_timeout_s: float = 2.0,
     ) -> None:
-        self._zmq = _need("zmq")
+        self._zmq = need_package("zmq", extra="engines")
         self._replay_endpoint = replay_endpoint
         self._replay_timeout_ms = int(replay_timeout_s * 1000)
         self._lock = threading.Lock()
@@ -212,12 +213,15 @@ class KvEventFollower:
         return usable[::-1], len(usable) == stop - start
 
 
-def _need(name: str) -> Any:
-    import importlib
+def need_package(name: str, *, extra: str) -> Any:
+    """Import a package of an extra.
 
+    Raises:
+        UnavailableError: it is not installed; the message names the extra.
+    """
     try:
         return importlib.import_module(name)
     except ImportError as error:
         raise UnavailableError(
-            f"expected the package {name}, found none: install stoker[engines]"
+            f"expected the package {name}, found none: install stoker[{extra}]"
         ) from error

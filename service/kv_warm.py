@@ -7,6 +7,7 @@ round runs every few seconds in a thread of its own; no request ever waits for i
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,7 @@ import structlog
 
 from stoker.errors import StokerError
 from stoker.kvcache.engine_warm import ContentKey, EngineWarmer, EngineWarmOutcome
+from stoker.service.kv_replicas import SharedLeases
 
 log = structlog.get_logger(__name__)
 
@@ -22,6 +24,7 @@ TextOf = Callable[[ContentKey], str | None]
 Encode = Callable[[str], Sequence[int]]
 
 _SEQUENCES_MAX = 4_096
+_TAIL_TOKENS = 64  # what an engine may lack of a sequence that it holds: its last block
 
 
 class PromptTokens:
@@ -69,6 +72,8 @@ class EngineWarmLoop:
         generation: The documents' generation: another one ends every lease of the last.
         held: Returns how many leading tokens the engine holds already; those sequences are not
             asked for. None where the engine does not tell.
+        leases: What other replicas hold in the same engine is left to them. None where there are
+            none.
         every_s: Seconds between rounds.
     """
 
@@ -80,6 +85,7 @@ class EngineWarmLoop:
         tokens_of: Callable[[ContentKey], Sequence[int] | None],
         generation: Callable[[], int],
         held: Callable[[Sequence[int]], int] | None = None,
+        leases: SharedLeases | None = None,
         every_s: float = 5.0,
     ) -> None:
         self._warmer = warmer
@@ -87,6 +93,7 @@ class EngineWarmLoop:
         self._tokens_of = tokens_of
         self._generation = generation
         self._held = held
+        self._leases = leases
         self._every_s = every_s
         self._stop = threading.Event()
         self._condition = threading.Condition()
@@ -120,10 +127,15 @@ class EngineWarmLoop:
                 self._stop.wait(self._every_s)
         finally:
             self._warmer.close()
+            if self._leases is not None:
+                with contextlib.suppress(StokerError):  # the notes end by themselves
+                    self._leases.note(set())
 
     def _round(self) -> None:
         try:
             outcome = self._warmer.warm(self._heat(), self._wanted, generation=self._generation())
+            if self._leases is not None:
+                self._leases.note(self._warmer.leased())
         except StokerError as error:
             log.warning("service.engine_warm_failed", reason=str(error))
             return
@@ -141,11 +153,10 @@ class EngineWarmLoop:
             self._condition.notify_all()
 
     def _wanted(self, key: ContentKey) -> Sequence[int] | None:
+        if self._leases is not None and self._leases.held_elsewhere(key):
+            return None
         tokens = self._tokens_of(key)
         if not tokens or self._held is None:
             return tokens
         # What the engine holds to within a block needs no call; it is asked about again next time.
         return None if self._held(tokens) >= max(1, len(tokens) - _TAIL_TOKENS) else tokens
-
-
-_TAIL_TOKENS = 64

@@ -72,7 +72,7 @@ def test_exposure_needed_is_what_the_bound_then_asks() -> None:
 
 
 @pytest.mark.parametrize("reuses", [100, 299, 300, 473, 1_000, 5_000])
-def test_a_run_as_planned_shows_delta_nine_times_in_ten(reuses: int) -> None:
+def test_a_run_as_planned_nearly_always_shows_delta(reuses: int) -> None:
     delta, alpha = 0.01, 0.05
     planned = errors_planned(reuses * delta, alpha)
     if reuses < 299:
@@ -81,4 +81,4 @@ def test_a_run_as_planned_shows_delta_nine_times_in_ten(reuses: int) -> None:
     rng = np.random.default_rng(reuses)
     wrong = rng.binomial(reuses, planned / reuses, size=2_000)
     shown = np.array([share_upper(int(count), reuses, alpha) <= delta * 1.005 for count in wrong])
-    assert 0.87 < shown.mean() < 1.0 or planned == pytest.approx(0.0)
+    assert 0.955 < shown.mean() < 1.0 or planned == pytest.approx(0.0)

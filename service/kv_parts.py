@@ -1,0 +1,239 @@
+"""The parts of `kvcache` that a server runs beside its searches, as its settings say.
+
+Each is off until its setting names what it needs: a folder of passages' KV (warmed with the pages,
+and dropped field by field when documents change), slots for documents, the order of passages in a
+prompt, and an inference engine to warm, shared between replicas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from stoker.errors import ConfigError, StokerError
+from stoker.index.document_values import Document
+from stoker.kvcache.engine_warm import ContentKey, EngineWarmer
+from stoker.kvcache.field_rollback import compare_fields, rolled_back
+from stoker.kvcache.passages import PassageStore
+from stoker.kvcache.prompt_order import PromptOrder
+from stoker.kvcache.settings import KvcacheSettings
+from stoker.kvcache.tiers import open_passages
+from stoker.prefetch.protocols import WarmSource
+from stoker.service.kv_documents import DocumentSlots
+from stoker.service.kv_events import KvEventFollower
+from stoker.service.kv_lmcache import LmcachePrefetch
+from stoker.service.kv_replicas import ReplicatedMetadata, SharedLeases
+from stoker.service.kv_warm import EngineWarmLoop, PromptTokens
+from stoker.service.passage_source import PassageSource
+from stoker.service.streams import EventLog
+
+log = structlog.get_logger(__name__)
+
+ReadDocuments = Callable[[Sequence[int | str], str], Sequence[Document | None]]
+
+
+class KvParts:
+    """What of the KV room runs in one server. Safe from several threads.
+
+    Args:
+        settings: The room's.
+        read: Reads documents from the index.
+        index_id: An id as the index spells it, from a text.
+        event_log: Carries what replicas tell each other; None where there is none.
+        replica: This replica's name.
+    """
+
+    def __init__(
+        self,
+        settings: KvcacheSettings,
+        *,
+        read: ReadDocuments,
+        index_id: Callable[[str], int | str],
+        event_log: EventLog | None,
+        replica: str,
+    ) -> None:
+        self._settings = settings
+        self._read = read
+        self._index_id = index_id
+        self._event_log = event_log
+        self._replica = replica
+        self.passages: PassageStore | None = None
+        if settings.passages_dir:
+            self.passages = open_passages(
+                Path(settings.passages_dir), model_id=settings.passages_model_id, settings=settings
+            )
+        self.documents: DocumentSlots | None = None
+        if settings.documents_bytes_max:
+            self.documents = DocumentSlots(
+                read,
+                bytes_max=settings.documents_bytes_max,
+                tenant_ratio=settings.documents_tenant_ratio,
+            )
+        self._orders: dict[str, PromptOrder] = {}
+        self.replicas: ReplicatedMetadata | None = None
+        self.warm_loop: EngineWarmLoop | None = None
+        self._follower: KvEventFollower | None = None
+
+    def warm_sources(self) -> list[WarmSource]:
+        """Return what a warm-up may load beside the index."""
+        return [] if self.passages is None else [PassageSource(self.passages)]
+
+    # -- documents ---------------------------------------------------------------------------
+
+    def read_documents(self, ids: Sequence[int | str], tenant: str) -> Sequence[Document | None]:
+        """Return documents, from the tenant's slots where they are there."""
+        if self.documents is None:
+            return self._read(ids, tenant)
+        return self.documents.get(ids, tenant)
+
+    def before_change(
+        self, tenant: str, ids: Sequence[int | str]
+    ) -> Sequence[Document | None] | None:
+        """Return the documents that are about to change, where their fields will be compared."""
+        return self._read(ids, tenant) if self.passages is not None else None
+
+    def after_change(
+        self,
+        tenant: str,
+        ids: Sequence[int | str],
+        before: Sequence[Document | None] | None,
+        after: Sequence[tuple[str | None, Mapping[str, Any]]] | None,
+    ) -> None:
+        """Roll back what a durable change made wrong; call before it is acknowledged.
+
+        A passage's KV is of its text. It goes where that says something else now, and stays where
+        only other fields changed, or only the writing of the text: the tokens are compared again
+        whenever it is used, so what stays can cost a miss and never a wrong answer.
+
+        Args:
+            before: From `before_change`.
+            after: Text and metadata now, in the same order; None for a delete.
+        """
+        if self.documents is not None:
+            self.documents.forget(tenant, ids)
+        if self.passages is None:
+            return
+        kept = gone = 0
+        for place, name in enumerate(ids):
+            earlier = before[place] if before is not None else None
+            if earlier is not None and after is not None and _text_stays(earlier, after[place]):
+                kept += 1
+            else:
+                gone += self.passages.remove(tenant, str(name))
+        if gone or kept:
+            log.debug("service.passages_rolled_back", kept=kept, rolled_back=gone)
+
+    def forget_documents(self) -> None:
+        """Drop all documents: another process has written."""
+        if self.documents is not None:
+            self.documents.forget_all()
+
+    # -- prompts -----------------------------------------------------------------------------
+
+    def prompt_order(self, tenant: str, names: Sequence[str]) -> tuple[str, ...]:
+        """Return results in the order that shares the longest prompt; () where that is off."""
+        if not self._settings.prompt_order_enabled or not names:
+            return ()
+        order = self._orders.get(tenant)
+        if order is None:
+            if len(self._orders) >= self._settings.reuse_tenants_max:
+                self._orders.clear()
+            order = self._orders.setdefault(tenant, PromptOrder(nodes_max=50_000))
+        return tuple(str(name) for name in order.arrange(list(dict.fromkeys(names))))
+
+    # -- an inference engine -----------------------------------------------------------------
+
+    def start(
+        self, *, heat: Callable[[], Mapping[ContentKey, float]], generation: Callable[[], int]
+    ) -> None:
+        """Begin to warm the engine, if one is named.
+
+        Raises:
+            UnavailableError: its tokenizer, or a package for its events, is missing.
+        """
+        settings = self._settings
+        if not settings.engine_url:
+            return
+        if self._event_log is not None and settings.engine_shared:
+            self.replicas = ReplicatedMetadata(self._event_log, replica=self._replica)
+            self.replicas.start()
+        if settings.engine_events:
+            self._follower = KvEventFollower(settings.engine_events, settings.engine_replay)
+        warmer = EngineWarmer(
+            LmcachePrefetch(
+                settings.engine_url,
+                model_name=settings.engine_model,
+                world_size=settings.engine_world_size,
+                cache_salt=settings.engine_salt,
+            ),
+            tokens_per_s_max=settings.engine_tokens_per_s_max,
+            leases_max=settings.engine_leases_max,
+            lease_s=settings.engine_lease_s,
+        )
+        leases = None
+        if self.replicas is not None:
+            leases = SharedLeases(self.replicas, lease_s=settings.engine_lease_s)
+        self.warm_loop = EngineWarmLoop(
+            warmer,
+            heat=heat,
+            tokens_of=PromptTokens(
+                self._text_of, open_tokenizer(settings.engine_tokenizer),
+                before=settings.engine_before,
+            ),
+            generation=generation,
+            held=None if self._follower is None else self._follower.matched,
+            leases=leases,
+            every_s=settings.engine_every_s,
+        )  # fmt: skip
+        self.warm_loop.start()
+
+    def _text_of(self, key: ContentKey) -> str | None:
+        tenant, name = key
+        try:
+            (document,) = self.read_documents([self._index_id(name)], tenant)
+        except (StokerError, ValueError):
+            return None  # an id that this index cannot have
+        return None if document is None else document.text
+
+    def close(self, timeout_s: float) -> bool:
+        """Give the engine's leases back and stop following; tells whether that took no longer."""
+        idle = True
+        if self.warm_loop is not None:
+            idle = self.warm_loop.close(timeout_s)
+        if self._follower is not None:
+            self._follower.close()
+        if self.replicas is not None:
+            idle = self.replicas.close(timeout_s) and idle
+        return idle
+
+
+def _text_stays(before: Document, after: tuple[str | None, Mapping[str, Any]]) -> bool:
+    text, metadata = after
+    verdicts = compare_fields(_fields(before.text, before.metadata or {}), _fields(text, metadata))
+    return "text" not in rolled_back(verdicts)
+
+
+def _fields(text: str | None, metadata: Mapping[str, Any]) -> dict[str, str]:
+    fields = {f"metadata.{name}": str(value) for name, value in metadata.items()}
+    return fields if text is None else {**fields, "text": text}
+
+
+def open_tokenizer(folder: str) -> Callable[[str], Sequence[int]]:
+    """Open an engine's tokenizer from the file ``tokenizer.json`` of its model's folder.
+
+    Raises:
+        ConfigError: there is no such file, or it is none.
+        UnavailableError: the package `tokenizers` is missing.
+    """
+    from stoker.service.kv_events import need_package
+
+    tokenizers = need_package("tokenizers", extra="models")
+    path = Path(folder) / "tokenizer.json"
+    try:
+        tokenizer = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the package raises nothing more precise
+        raise ConfigError(f"kvcache.engine_tokenizer: {path}: {error}") from error
+    return lambda text: tokenizer.encode(text, add_special_tokens=True).ids

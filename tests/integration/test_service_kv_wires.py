@@ -1,0 +1,267 @@
+"""What of the KV room a real server runs: one test a wire, each with `stoker serve` as users do."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from aiohttp import web
+
+from stoker.kvcache.language_model import Kv
+from stoker.kvcache.passages import PassageStore
+from stoker.service.wire import Document
+
+pytest.importorskip("safetensors")
+
+
+def _servers() -> Any:
+    """Load test_service_server.py: the tests are no package, so it has no import name."""
+    path = Path(__file__).with_name("test_service_server.py")
+    spec = importlib.util.spec_from_file_location("kv_wires_server", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules.setdefault("kv_wires_server", importlib.util.module_from_spec(spec))
+    spec.loader.exec_module(module)
+    return module
+
+
+SERVERS = _servers()
+DIM: int = SERVERS.DIM
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    running: list[Any] = []
+
+    def start(*arguments: str, name: str = "collection", **settings: object) -> Any:
+        flags = [part for key, value in settings.items() for part in
+                 ("--set", f"kvcache.{key}={value}")]  # fmt: skip
+        path = SERVERS.build(tmp_path / name, 60)
+        running.append(SERVERS.Server(path, *arguments, *flags))
+        return running[-1]
+
+    yield start
+    for server in running:
+        server.stop(signal.SIGKILL)
+
+
+def vector(seed: int) -> list[float]:
+    raw = np.random.default_rng((97, seed)).standard_normal(DIM)
+    return [float(value) for value in raw / np.linalg.norm(raw)]
+
+
+def write(client: Any, name: str, text: str, **metadata: Any) -> None:
+    client.upsert([Document(id=name, vector=vector(1), text=text, metadata=metadata)])
+
+
+def text_of(client: Any, name: str) -> str | None:
+    answer = client.search(vector=vector(1), k=5, include_text=True)
+    return next((result.text for result in answer.results if result.id == name), None)
+
+
+def test_documents_kept_in_slots_are_never_old(started: Any) -> None:
+    server = started(documents_bytes_max=100_000, documents_tenant_ratio=0.5)
+    with server.client() as client:
+        client.wait_ready(60)
+        for round_number in range(6):
+            write(client, "doc", f"text of round {round_number}")
+            for _ in range(3):
+                assert text_of(client, "doc") == f"text of round {round_number}"
+        client.delete("doc")
+        assert text_of(client, "doc") is None
+
+
+def stored(folder: Path, name: str) -> PassageStore:
+    store = PassageStore(folder, model_id="m1", memory_bytes_max=1 << 20, disk_bytes_max=1 << 20)
+    rng = np.random.default_rng(5)
+    shape = (2, 1, 6, 8)
+    kv = Kv(
+        np.arange(6, dtype=np.int32),
+        rng.standard_normal(shape).astype(np.float32),
+        rng.standard_normal(shape).astype(np.float32),
+    )
+    store.put("default", name, kv)
+    return store
+
+
+def test_passages_are_warmed_with_the_pages_and_rolled_back_by_field(
+    started: Any, tmp_path: Path
+) -> None:
+    folder = tmp_path / "kv" / "passages"
+    stored(folder, "doc")
+    stored(folder, "other")
+
+    def kept() -> int:
+        return len(list(folder.rglob("*.safetensors")))
+
+    assert kept() == 2
+    server = started(passages_dir=tmp_path / "kv", passages_model_id="m1")
+    with server.client() as client:
+        client.wait_ready(60)
+        write(client, "doc", "A pool of 4 frames", owner="ann")
+        write(client, "other", "Another passage")
+        after_first = kept()
+        assert after_first == 0, "what was there before is of texts that nobody knows"
+    server.stop()
+    stored(folder, "doc")
+    stored(folder, "other")
+    server = SERVERS.Server(
+        server.index, "--set", f"kvcache.passages_dir={tmp_path / 'kv'}",
+        "--set", "kvcache.passages_model_id=m1",
+    )  # fmt: skip
+    try:
+        with server.client() as client:
+            client.wait_ready(60)
+            for _ in range(30):
+                text_of(client, "doc")  # heat
+            receipt = warmed(client)
+            write(client, "doc", "a pool of  4 frames", owner="bob")
+            assert kept() == 2, "the text says the same, and the owner is not in its KV"
+            write(client, "doc", "a pool of 5 frames", owner="bob")
+            assert kept() == 1
+            client.delete("other")
+            assert kept() == 0
+    finally:
+        server.stop(signal.SIGKILL)
+    assert "kv_block" in json.dumps(receipt)
+
+
+def warmed(client: Any) -> dict[str, Any]:
+    """Warm until the heat of the searches has arrived and the passages are part of the plan."""
+    deadline = time.monotonic() + 60
+    while True:
+        client.start_warmup(everything=True)
+        while client.warmup().state == "running":
+            pass
+        receipt: dict[str, Any] = client.warmup().receipt
+        if "kv_block" in json.dumps(receipt) or time.monotonic() > deadline:
+            return receipt
+
+
+def test_results_come_with_the_order_that_shares_a_prompt(started: Any) -> None:
+    server = started(prompt_order_enabled="true")
+    with server.client() as client:
+        client.wait_ready(60)
+        one = client.search(vector=vector(1), k=5)
+        ids = [result.id for result in one.results]
+        assert sorted(one.prompt_order) == sorted(ids)
+        again = client.search(vector=vector(1), k=4)
+        assert list(again.prompt_order) == [
+            name for name in one.prompt_order if name in {r.id for r in again.results}
+        ], "the earlier order is kept, so that the prompts begin alike"
+    plain = started(name="plain")
+    with plain.client() as client:
+        client.wait_ready(60)
+        assert client.search(vector=vector(1), k=5).prompt_order == ()
+
+
+class Engine:
+    """LMCache's prefetch call as recorded, on a free port; counts what was asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, ...]] = []
+        self.changed = threading.Condition()
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self.thread.start()
+        app = web.Application()
+        app.router.add_post("/cache/prefetches", self.submit)
+        self.runner = web.AppRunner(app)
+        self.port = asyncio.run_coroutine_threadsafe(self.listen(), self.loop).result(10)
+
+    async def listen(self) -> int:
+        await self.runner.setup()
+        await web.TCPSite(self.runner, "127.0.0.1", 0).start()
+        return int(self.runner.addresses[0][1])
+
+    async def submit(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        with self.changed:
+            self.asked.append(tuple(body["token_ids"]))
+            name = f"warm-{len(self.asked)}"
+            self.changed.notify_all()
+        return web.json_response(
+            {"request_id": name, "chunks": 1, "status": "submitted"}, status=202
+        )
+
+    def wait_for(self, sequences: set[tuple[int, ...]]) -> bool:
+        with self.changed:
+            return self.changed.wait_for(lambda: sequences <= set(self.asked), 60)
+
+    def close(self) -> None:
+        asyncio.run_coroutine_threadsafe(self.runner.cleanup(), self.loop).result(10)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join()
+        self.loop.close()
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    running = Engine()
+    yield running
+    running.close()
+
+
+WORDS = ["you", "are", "a", "helper", "alpha", "beta", "gamma", "delta"]
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Path:
+    tokenizers = pytest.importorskip("tokenizers")
+    made = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({word: n for n, word in enumerate(WORDS)}, unk_token="you")
+    )
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    folder = tmp_path / "model"
+    folder.mkdir()
+    made.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def engine_settings(engine: Engine, tokenizer: Path) -> dict[str, object]:
+    return {
+        "engine_url": f"http://127.0.0.1:{engine.port}", "engine_model": "m",
+        "engine_tokenizer": tokenizer, "engine_before": "you are a helper ",
+        "engine_every_s": 0.1,
+    }  # fmt: skip
+
+
+def test_what_is_hot_is_asked_of_the_engine(started: Any, engine: Engine, tokenizer: Path) -> None:
+    server = started(**engine_settings(engine, tokenizer))
+    with server.client() as client:
+        client.wait_ready(60)
+        write(client, "doc", "alpha beta")
+        assert text_of(client, "doc") == "alpha beta"
+        assert engine.wait_for({(0, 1, 2, 3, 4, 5)}), server.log()
+        write(client, "doc", "gamma delta")
+        text_of(client, "doc")
+    assert server.stop() == 0, server.log()
+
+
+@pytest.mark.kafka
+def test_replicas_share_an_engine_by_their_notes(
+    started: Any, engine: Engine, tokenizer: Path, broker: Any, topic_name: str
+) -> None:
+    settings = engine_settings(engine, tokenizer) | {"engine_shared": "true"}
+    kafka = ("--kafka", broker.bootstrap, "--set", f"service.event_topic={topic_name}")
+    one = started(*kafka, name="one", **settings)
+    two = started(*kafka, name="two", **settings)
+    with one.client() as first, two.client() as second:
+        first.wait_ready(60)
+        second.wait_ready(60)
+        for client in (first, second):
+            write(client, "doc", "alpha beta")
+        text_of(first, "doc")
+        assert engine.wait_for({(0, 1, 2, 3, 4, 5)}), one.log() + two.log()
+    assert one.stop() == 0, one.log()
+    assert two.stop() == 0, two.log()
