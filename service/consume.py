@@ -108,7 +108,9 @@ class ConsumeStats:
         snapshots: Snapshots written.
         resets: Offsets that retention had taken.
         lag: Records still to be read, in this member's partitions.
-        lag_age_s: How long ago the last record read had been written, while there is a lag; else 0.
+        lag_age_s: How old the oldest record still to be read may be: what was written up to so long
+            ago has been read. Grows while the log is away, because nobody can say then what it
+            holds; 0 while nothing is left.
     """
 
     records: int
@@ -167,7 +169,9 @@ class ConsumeLoop:
         self._unsaved = 0
         self._save_failed = False
         self._whole = True
-        self._last_time_s = 0.0
+        self._made_s = clock()
+        self._last_time_s = 0.0  # when the last record read had been written
+        self._level_s = 0.0  # when there was nothing left to read
         self._lag: dict[int, int] = {}
         self._away_since_s: float | None = None
         self.sink: Sink = self._restore(open_sink)
@@ -245,7 +249,10 @@ class ConsumeLoop:
     def stats(self) -> ConsumeStats:
         """Return the counts, and the lag as of the last turn."""
         lag = sum(self._lag.values())
-        age_s = max(0.0, self._clock() - self._last_time_s) if lag and self._last_time_s else 0.0
+        age_s = 0.0
+        if lag or self._away_since_s is not None:
+            reached_s = max(self._last_time_s, self._level_s) or self._made_s
+            age_s = max(0.0, self._clock() - reached_s)
         return ConsumeStats(
             records=self._records,
             events=self._events,
@@ -270,10 +277,13 @@ class ConsumeLoop:
         """
         if self._consumer is None:
             return False
+        asked_s = self._clock()
         try:
             self._lag = self._consumer.lag()
         except LogUnavailable:
             return False
+        if self._lag and not any(self._lag.values()):
+            self._level_s = asked_s
         return True
 
     def close(self) -> None:
@@ -422,6 +432,7 @@ class ConsumeLoop:
             log.error("service.snapshot_damaged", reason=str(error), moved_to=str(aside))
             return open_sink(None)
         self._offsets = {int(p): int(at) for p, at in header["offsets"]}
+        self._last_time_s = float(header.get("time_s", 0.0))
         if self._options.dedup_events:
             for tenant, event_id in header["seen"]:
                 self._seen.add(tenant, event_id, self._options.dedup_events)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import uuid
 from pathlib import Path
 
-from stoker.errors import UnavailableError
+from stoker.errors import ConfigError, UnavailableError
 from stoker.service.embedded_log import EmbeddedLog
 from stoker.service.embedded_topic import EmbeddedOptions
+from stoker.service.heat_topic import HEAT_TOPIC, heat_topic_spec
 from stoker.service.settings import ServiceSettings
 from stoker.service.streams import DEAD_LETTERS_TOPIC, EventLog, TopicSpec
 
@@ -43,6 +44,33 @@ def open_event_log(settings: ServiceSettings, state_dir: Path) -> EventLog:
             )
         )
     return event_log
+
+
+def heat_topic(settings: ServiceSettings, event_log: EventLog) -> tuple[EventLog, str] | None:
+    """Return the log and the topic that the heat is published to, or None for nowhere.
+
+    By `auto` that is Kafka's, where other replicas find it; the embedded log lies beside the
+    snapshot, and both would be lost together. Publications pass the spool by: the next one makes
+    up for one that was lost.
+
+    Raises:
+        ConfigError: the setting cannot be a topic's name, or names another topic of ours.
+    """
+    name = settings.heat_topic
+    if name == "off" or (name == "auto" and settings.event_log != "kafka"):
+        return None
+    name = HEAT_TOPIC if name == "auto" else heat_topic_spec(name).name
+    if name in (settings.event_topic, DEAD_LETTERS_TOPIC):
+        raise ConfigError(
+            f"service.heat_topic is {name}, where events are; give the heat a topic of its own"
+        )
+    return _direct(event_log), name
+
+
+def _direct(event_log: EventLog) -> EventLog:
+    from stoker.service.spool import SpooledLog
+
+    return event_log.target if isinstance(event_log, SpooledLog) else event_log
 
 
 def consumer_group(settings: ServiceSettings, state_dir: Path) -> str:

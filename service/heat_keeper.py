@@ -13,12 +13,15 @@ from pathlib import Path
 
 import structlog
 
+from stoker.errors import StokerError
 from stoker.prefetch.protocols import ContentKey
 from stoker.prefetch.settings import PrefetchSettings
 from stoker.prefetch.snapshot import SnapshotCorrupt
 from stoker.service.consume import ConsumeLoop, ConsumeOptions, ConsumeStats
 from stoker.service.dead_letters import DeadLetters
 from stoker.service.heat_sink import HeatSink
+from stoker.service.heat_topic import HeatPublisher, read_heat
+from stoker.service.snapshot_file import write_snapshot
 from stoker.service.streams import EventLog, LogUnavailable
 
 log = structlog.get_logger(__name__)
@@ -26,6 +29,7 @@ log = structlog.get_logger(__name__)
 _FIRST_POLL_S = 0.2
 _SETTLE_S = 1.0
 _RESTART_S = 5.0
+_RETRY_S = 1.0
 
 
 class HeatKeeper:
@@ -40,9 +44,16 @@ class HeatKeeper:
         snapshot_path: Path,
         options: ConsumeOptions,
         settings: PrefetchSettings,
+        heat_topic: tuple[EventLog, str] | None = None,
+        heat_topic_s: float = 300.0,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """Restore the heat; the log is read once `start` is called.
+
+        Args:
+            heat_topic: Log and compacted topic that the heat is published to, and started from
+                where there is no snapshot yet; None does neither.
+            heat_topic_s: Seconds between publications.
 
         A snapshot that was written under other settings of the heat cannot be continued: it is
         moved aside, and the heat is rebuilt from the log.
@@ -54,6 +65,19 @@ class HeatKeeper:
         self._options = options
         self._settings = settings
         self._monotonic = monotonic
+        self._heat_topic = heat_topic
+        self._topic_publisher = (
+            HeatPublisher(
+                heat_topic[0],
+                topic=heat_topic[1],
+                publisher=group,
+                snapshot_path=snapshot_path,
+                every_s=heat_topic_s,
+                monotonic=monotonic,
+            )
+            if heat_topic
+            else None
+        )
         self._stop = threading.Event()
         self._caught_up = threading.Event()
         self._thread: threading.Thread | None = None
@@ -73,6 +97,8 @@ class HeatKeeper:
         """Start to follow the log."""
         self._thread = threading.Thread(target=self._run, name="heat", daemon=True)
         self._thread.start()
+        if self._topic_publisher is not None:
+            self._topic_publisher.start()
 
     def demand(self, now_s: float) -> dict[ContentKey, float]:
         """Return the decayed access count per content key, of all tenants."""
@@ -104,6 +130,7 @@ class HeatKeeper:
 
     def stop(self, timeout_s: float) -> bool:
         """Save heat and offsets and leave the log; tells whether that was done in time."""
+        deadline_s = self._monotonic() + timeout_s
         self._stop.set()
         if self._thread is None:
             return True
@@ -111,6 +138,8 @@ class HeatKeeper:
         if self._thread.is_alive():
             log.warning("service.heat_left", timeout_s=timeout_s)
             return False
+        if self._topic_publisher is not None:
+            self._topic_publisher.stop(max(0.1, deadline_s - self._monotonic()))
         return True
 
     def _restored(self) -> ConsumeLoop:
@@ -136,6 +165,8 @@ class HeatKeeper:
     def _run(self) -> None:
         while not self._stop.is_set():
             try:
+                if self._heat_topic is not None and not self._snapshot_path.exists():
+                    self._start_from_topic(*self._heat_topic)
                 self._catch_up()
                 self._loop.run(self._stop)
             except Exception:
@@ -145,6 +176,36 @@ class HeatKeeper:
                 self._stop.wait(_RESTART_S)
                 self._loop = self._restored()
         self._caught_up.set()
+
+    def _start_from_topic(self, heat_log: EventLog, topic: str) -> None:
+        """Make the newest publication this replica's snapshot; without one, read all events."""
+        began = self._monotonic()
+        while not self._stop.is_set():
+            try:
+                found = read_heat(heat_log, topic, event_topic=self._topic)
+                if found is None:
+                    log.info("service.heat_topic_empty", topic=topic)
+                    return
+                write_snapshot(self._snapshot_path, *found)
+                break
+            except LogUnavailable as error:
+                if _answers(heat_log):  # only this topic does not: the events have it all
+                    log.warning("service.heat_topic_unusable", topic=topic, reason=str(error))
+                    return
+                self._stop.wait(_RETRY_S)  # the events cannot be read either
+            except (StokerError, OSError) as error:
+                log.warning("service.heat_topic_unusable", topic=topic, reason=str(error))
+                return
+        else:
+            return
+        self._loop = self._restored()
+        log.info(
+            "service.heat_started_from_topic",
+            topic=topic,
+            keys=self.sink.key_count,
+            bytes=len(found[1]),
+            seconds=round(self._monotonic() - began, 3),
+        )
 
     def _catch_up(self) -> None:
         """Read until there is nothing left to read.
@@ -169,3 +230,11 @@ class HeatKeeper:
                     keys=self.sink.key_count,
                     seconds=round(self._monotonic() - began, 3),
                 )
+
+
+def _answers(event_log: EventLog) -> bool:
+    try:
+        event_log.check_health()
+    except LogUnavailable:
+        return False
+    return True

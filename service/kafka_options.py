@@ -163,4 +163,6 @@ class KafkaOptions:
             if retention_s is not None:
                 configs["delete.retention.ms"] = str(round(retention_s * 1000))
             configs["min.cleanable.dirty.ratio"] = "0.5"
+            # What is in the newest segment is not compacted: by default that is a gigabyte.
+            configs["segment.bytes"] = str(64 << 20)
         return configs

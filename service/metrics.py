@@ -136,6 +136,11 @@ class Metrics:
             "Events in the log that the heat does not hold yet",
             registry=registry,
         )
+        self.event_lag_age = Gauge(
+            "stoker_prefetch_lag_age_seconds",
+            "How old the oldest event that the heat does not hold yet may be; 0 without a lag",
+            registry=registry,
+        )
         self.events_applied = Counter(
             "stoker_prefetch_applied_events_total",
             "Events that the heat has taken in",

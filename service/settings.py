@@ -301,6 +301,21 @@ class ServiceSettings:
             "that every replica sees all events"
         },
     )
+    heat_topic: str = dataclasses.field(
+        default="auto",
+        metadata={
+            "help": "compacted topic of the heat, from which a new replica starts instead of "
+            "reading all events; auto is stoker.heat.v1 with event_log=kafka and none with the "
+            "embedded log, which lies beside the snapshot anyway; off is none"
+        },
+    )
+    heat_topic_s: float = dataclasses.field(
+        default=300.0,
+        metadata={
+            "help": "seconds between publications of the heat, 230 bytes a key; a new replica "
+            "reads the events of at most so long, and of one snapshot_s, itself"
+        },
+    )
     snapshot_s: float = dataclasses.field(
         default=30.0,
         metadata={
@@ -334,6 +349,7 @@ class ServiceSettings:
             "snapshot_s",
             "warm_deadline_s",
             "event_retention_s",
+            "heat_topic_s",
             "refresh_s",
         ):
             if not getattr(self, name) > 0:

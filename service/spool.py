@@ -76,6 +76,11 @@ class SpooledLog:
         self._lock = threading.Lock()
         self._closed = False
 
+    @property
+    def target(self) -> EventLog:
+        """The log behind the spool, for what need not survive an outage."""
+        return self._target
+
     def ensure_topic(self, spec: TopicSpec) -> None:
         """Make the spool for the topic; the target's topic is made before the first forwarding."""
         # One partition: the spool keeps the order of all appends, the target spreads them by key.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -287,6 +288,48 @@ def test_the_lag_and_its_age_are_told(world: World) -> None:
     loop.measure_lag()
     assert (loop.stats().lag, loop.stats().lag_age_s) == (0, 0.0)
     loop.close()
+
+
+def test_the_age_of_the_lag_is_that_of_what_was_not_read(world: World) -> None:
+    loop = world.loop(batch_events_max=1)
+    world.add(used("a"))
+    loop.step(0.0)
+    loop.measure_lag()
+    world.clock.now_s += 500
+    loop.measure_lag()  # an hour's silence is no lag
+    assert (loop.stats().lag, loop.stats().lag_age_s) == (0, 0.0)
+    world.clock.now_s += 3
+    world.add(used("b"))
+    loop.measure_lag()
+    assert (loop.stats().lag, loop.stats().lag_age_s) == (1, 3.0)
+    world.clock.now_s += 60
+    assert loop.stats().lag_age_s == 63.0
+    loop.step(0.0)
+    loop.measure_lag()
+    assert (loop.stats().lag, loop.stats().lag_age_s) == (0, 0.0)
+    loop.close()
+
+
+def test_the_age_of_the_lag_grows_while_the_log_is_away(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = world.loop()
+    world.add(used("a"))
+    loop.step(0.0)
+    loop.measure_lag()
+    stop = threading.Event()
+
+    def away(*_: Any) -> None:
+        world.clock.now_s += 30
+        if world.clock.now_s > 1_200:
+            stop.set()
+        raise LogUnavailable("away")
+
+    ages: list[float] = []
+    monkeypatch.setattr(loop._consumer, "poll", away)
+    monkeypatch.setattr(stop, "wait", lambda _: ages.append(loop.stats().lag_age_s))
+    loop.run(stop)
+    assert ages[:3] == [30.0, 60.0, 90.0]
 
 
 def test_partitions_that_move_take_their_offsets_along(world: World) -> None:

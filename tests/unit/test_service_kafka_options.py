@@ -80,6 +80,7 @@ def test_a_topic_leaves_no_retention_to_the_brokers() -> None:
     compacted = configs(compacted=True)
     assert compacted["cleanup.policy"] == "compact"
     assert "retention.ms" not in compacted
+    assert compacted["segment.bytes"] == str(64 << 20)
     assert all(isinstance(value, str) for value in [*plain.values(), *compacted.values()])
 
 
