@@ -576,7 +576,6 @@ class Engine:
                 self._advance(metrics.dead_letters, "refused", read.refused)
                 metrics.event_lag.set(read.lag)
                 metrics.event_lag_age.set(read.lag_age_s)
-                metrics.event_lag_age.set(read.lag_age_s)
                 metrics.heat_keys.set(self._parts.heat.sink.key_count)
         return metrics.page()
 

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
+import platform
 from pathlib import Path
 
 import structlog
@@ -29,6 +31,7 @@ from stoker.service.engine import Engine
 from stoker.service.engine_parts import Parts
 from stoker.service.event_wiring import consumer_group, heat_topic, open_event_log
 from stoker.service.heat_keeper import HeatKeeper
+from stoker.service.kv_parts import KvParts
 from stoker.service.metrics import Metrics
 from stoker.service.model_record import read_model_record
 from stoker.service.publisher import Publisher
@@ -93,6 +96,13 @@ def open_engine(
             off["reuse"] = "off: kvcache.reuse_enabled is false"
         parts = Parts(
             index=index,
+            kv=KvParts(
+                config.kvcache,
+                read=index.documents,
+                index_id=lambda name: int(name) if index.id_kind == "int" else name,
+                event_log=event_log,
+                replica=_replica_name(state_dir),
+            ),
             text_model=open_text_model(service, path, index.dim),
             reuse=reuse,
             event_log=event_log,
@@ -185,6 +195,12 @@ def _open_index(path: Path, config: StokerConfig) -> tuple[CollectionIndex, str]
             raise error from None  # the first one says what is wrong with the folder itself
         log.warning("service.writes_off", reason=str(error))
         return CollectionIndex(collection), f"off: {error}"
+
+
+def _replica_name(state_dir: Path) -> str:
+    """Return a name that no other replica has, and that this one keeps over restarts."""
+    place = f"{platform.node()}:{state_dir.resolve()}"
+    return hashlib.blake2b(place.encode(), digest_size=6).hexdigest()
 
 
 def _lock_state(state_dir: Path) -> int:
