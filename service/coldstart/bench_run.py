@@ -85,6 +85,7 @@ def _facts(
         "disk": measured.disk.label + (f" ({measured.disk_note})" if measured.disk_note else ""),
         "read of one cold page": f"{latency.median:.3f} ms, {latency.low:.3f} to"
         f" {latency.high:.3f}, before anything else was read",
+        "priority of the replicas": "; ".join(sorted({start.record.priority for start in starts})),
         "operating system's cache": (starts[0].drop.sentence() if starts else "")
         + (f"; {warm} of {len(starts)} starts were NOT fully cold" if warm else "; every start"),
         "host's cache": "unknown: below a virtual machine it can be neither seen nor dropped",

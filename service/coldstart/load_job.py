@@ -83,6 +83,7 @@ class LoadRecord:
         load_bytes: Bytes that the loading read, by the page pool's count.
         load_pages: Pages that the loading found wanting and read.
         index_bytes: Bytes of all pages of the index.
+        priority: What was done to put the process ahead of other programs.
         heat_keys: Chunks with heat.
         receipt: The warm-up's receipt; None where there was no plan.
         read_latency_s: Median time of one page's read from the device, before anything else was
@@ -104,6 +105,7 @@ class LoadRecord:
     load_bytes: int
     load_pages: int
     index_bytes: int
+    priority: str
     heat_keys: int
     receipt: dict[str, Any] | None
     read_latency_s: float

@@ -174,7 +174,11 @@ def start_replica(job: LoadJob, *, timeout_s: float) -> LoadRecord:
     command = [sys.executable, "-m", "stoker.service.coldstart.load_child", str(job_path)]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=timeout_s, check=False
+            command,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
         )
     except subprocess.TimeoutExpired as error:
         raise UnavailableError(

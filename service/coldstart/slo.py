@@ -54,6 +54,9 @@ class MethodRow:
         slo_bytes: Read from the device until then; None without a time, -1 where nobody counts.
         load_bytes: Read by the loading itself.
         ready_bytes: Read from the device until ready, by the kernel's count.
+        pages_per_query: Read by the requests due after ready, the mean.
+        reading_ratio: Share of the requests due after ready that read anything: the part of a
+            tail that is the cold index and not the machine.
     """
 
     scenario: str
@@ -77,6 +80,7 @@ class MethodRow:
     ready_bytes: Spread
     recall: Spread
     pages_per_query: Spread
+    reading_ratio: Spread
     cold: bool
 
     @property
@@ -240,9 +244,16 @@ def _row(
         load_bytes=spread(lambda s: float(s.record.load_bytes)),
         ready_bytes=spread(lambda s: float(s.record.bytes_at(s.record.ready_s))),
         recall=spread(lambda s: s.recall),
-        pages_per_query=spread(lambda s: float(np.mean(s.record.pages_read))),
+        pages_per_query=spread(lambda s: float(np.mean(_read(s, arrivals_s)))),
+        reading_ratio=spread(lambda s: float(np.mean(_read(s, arrivals_s) > 0))),
         cold=all(start.drop.cold for start in starts),
     )
+
+
+def _read(start: Start, arrivals_s: Floats) -> NDArray[np.int64]:
+    """Return the pages that each request due after ready read; of all where none is."""
+    after = arrivals_s >= start.record.ready_s - start.record.begins_s
+    return start.record.pages_read[after] if after.any() else start.record.pages_read
 
 
 def harm(figure: ScenarioFigures) -> tuple[float, float, int] | None:
