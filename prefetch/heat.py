@@ -81,6 +81,14 @@ class HeatGraph:
         return len(self._keys)
 
     @property
+    def memory_bytes(self) -> int:
+        """Bytes of tables and sketches, Python's own objects for names not counted."""
+        arrays = (self._counts.parts, self._last, self._deleted, self._rank, *self._loose)
+        edges = (self._edges.targets, self._edges.weights)
+        tail = 0 if self._tail is None else self._tail.memory_bytes
+        return self._table.bytes_used + tail + sum(a.nbytes for a in (*arrays, *edges))
+
+    @property
     def watermark_s(self) -> float:
         """The newest believed event time, Unix seconds; minus infinity before the first."""
         return self._clock.watermark_s
@@ -385,6 +393,19 @@ class HeatGraph:
         keys, rows = self._selected(tenant)
         values = self._counts.values(max(now_s, self._newest()), rows)
         return dict(zip(keys, values.tolist(), strict=True))
+
+    def demand_of(self, key: ContentKey, now_s: float) -> float:
+        """Return one key's decayed access count; of a key outside the table an estimate, not below.
+
+        Args:
+            key: Any content key.
+            now_s: Unix seconds; a time before the newest event counts as that event's.
+        """
+        now = max(now_s, self._newest())
+        number = self._table.find(*key)
+        if number >= 0:
+            return float(self._counts.values(now, np.array([number], dtype=np.int64))[0])
+        return 0.0 if self._tail is None else self._tail.estimate(key, now)
 
     def unseen_ratio(self, now_s: float, tenant: str | None = None) -> float:
         """Return the share of coming accesses that will go to chunks without heat, in [0, 1].

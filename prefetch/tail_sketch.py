@@ -3,7 +3,7 @@
 A count-min sketch of accesses in forward-decayed form (see `decay`), exponential with the heat's
 half-life. It never says less than what was counted, and more by at most ``relative_error`` of all
 that was counted, with probability ``1 - e^-hashes`` per key. A key enters the table once its
-estimate reaches the floor: what the hottest of the keys that were dropped last was worth then.
+estimate exceeds the floor: what the hottest of the keys that were dropped last was worth then.
 
 Source: Cormode, Muthukrishnan, "An improved data stream summary: the count-min sketch", J.
 Algorithms 55 (2005), as `datasketches` has it; the decay, the floor and `raise_to` are ours.
@@ -22,6 +22,7 @@ from stoker.prefetch.protocols import ContentKey
 from stoker.prefetch.snapshot import SnapshotCorrupt
 
 _HASHES = 4
+_MARGIN = 0.5  # accesses
 
 
 class TailSketch:
@@ -69,8 +70,12 @@ class TailSketch:
         self._floor = demand * self._growth(time_s)
 
     def earned(self, time_s: float, demand: float) -> bool:
-        """Tell whether a demand at that time reaches the floor."""
-        return demand * self._growth(time_s) >= self._floor
+        """Tell whether a demand at that time is above the floor by half an access.
+
+        Without that margin every newcomer asked for once would beat those that were asked for once
+        before, and the table would turn over for nothing.
+        """
+        return demand >= self._floor / self._growth(time_s) + _MARGIN
 
     @property
     def memory_bytes(self) -> int:
