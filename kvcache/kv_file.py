@@ -105,6 +105,16 @@ def _checksum(tensors: dict[str, NDArray[Any]]) -> str:
     return digest.hexdigest()
 
 
+def layer_checksum(token_ids: NDArray[np.int32], parts: dict[str, NDArray[Any]]) -> str:
+    """Return the checksum of one layer's arrays, bound to the tokens that they are of."""
+    return _checksum({"token_ids": token_ids, **parts})[:16]
+
+
+def restored_layer(parts: dict[str, NDArray[Any]], name: str, storage: str) -> NDArray[np.float32]:
+    """Return one layer's numbers as float32, from arrays without the layers' axis."""
+    return _restored(parts, name, storage)
+
+
 def write_kv(
     path: Path, kv: Kv, *, tenant: str, chunk_id: str, model_id: str, storage: str = "float32"
 ) -> KvHeader:
@@ -143,6 +153,14 @@ def write_kv(
         "error_ratio": repr(error_ratio),
         "memory_bytes": str(kv.nbytes),
         "checksum": _checksum(tensors),
+        # Files of before have none: they are read whole. A layer can be believed without the rest.
+        "layer_checksums": ",".join(
+            layer_checksum(
+                tensors["token_ids"],
+                {name: array[number] for name, array in tensors.items() if name != "token_ids"},
+            )
+            for number in range(len(kv.keys))
+        ),
     }
     payload = safetensors.save(tensors, metadata=metadata)
     scratch = path.with_name(f".tmp-{uuid.uuid4().hex}")

@@ -116,7 +116,7 @@ class LanguageModel:
         from transformers import DynamicCache
 
         torch = self.torch
-        keys, values = _tensor(torch, kv.keys), _tensor(torch, kv.values)
+        keys, values = tensor_of(torch, kv.keys), tensor_of(torch, kv.values)
         layers = [(keys[i : i + 1], values[i : i + 1]) for i in range(keys.shape[0])]
         return DynamicCache(layers)
 
@@ -170,7 +170,8 @@ class LanguageModel:
             step = self.forward(found[-1:], cache=step.cache)
 
 
-def _tensor(torch: Any, array: NDArray[np.float32]) -> Any:
+def tensor_of(torch: Any, array: NDArray[np.float32]) -> Any:
+    """Return an array as a torch tensor that may be written to."""
     # Arrays read from a file are read-only, which torch warns of; the cache copies them anyway.
     writable = array if array.flags.writeable else array.copy()
     return torch.from_numpy(np.ascontiguousarray(writable))

@@ -1,5 +1,9 @@
 """Time to first token with a context's KV reused: as a prefix, and as shuffled chunks.
 
+``--overlap`` compares loading a prefix's layers while earlier ones compute with loading all first;
+``--novel`` runs a stream of repeated and never repeated contexts through the block store, and
+compares the seconds saved with those of the repeated ones alone, and with plain LRU.
+
 By hand for the canonical size: ``python tests/bench/bench_kvcache_first_token.py --tokens 2048``
 (about two minutes on one core). Text is the Python documentation of the shared data.
 """
@@ -12,6 +16,7 @@ import hashlib
 import json
 import os
 import platform
+import tempfile
 import time
 from pathlib import Path
 
@@ -21,7 +26,9 @@ import pytest
 from stoker.kvcache import small_model
 from stoker.kvcache.chunk_reuse import encode_chunk, place_chunks, run_placed
 from stoker.kvcache.first_token import measure_first_token
+from stoker.kvcache.kv_file import write_kv
 from stoker.kvcache.language_model import LanguageModel
+from stoker.kvcache.layer_loads import LayerFile, LayerLoader, load_first, overlapped_cache
 
 SYSTEM = "You answer questions about the Python library from these passages.\n\n"
 QUESTION = "\n\nQuestion: Which of these functions returns a new object?\nAnswer:"
@@ -78,6 +85,33 @@ def measure(model: LanguageModel, data: Path, tokens: int) -> dict[str, object]:
     }  # fmt: skip
 
 
+def measure_overlap(
+    model: LanguageModel, data: Path, tokens: int, rounds: int
+) -> dict[str, object]:
+    """Compare loading layers ahead with loading all first, in turn, from files in page cache."""
+    ids = model.encode("\n\n".join(text_of(data)))[:tokens]
+    question = model.encode(QUESTION)
+    taken: dict[str, list[float]] = {"first": [], "overlapped": []}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "prefix.safetensors"
+        write_kv(path, model.prefill(ids), tenant="", chunk_id="", model_id="bench")
+        for number in range(2 * rounds):
+            way = ("first", "overlapped")[number % 2]
+            started = time.perf_counter()
+            if way == "first":
+                cache = load_first(model, LayerFile(path))
+            else:
+                cache = overlapped_cache(model, LayerLoader(LayerFile(path)))
+            model.forward(question, cache=cache, keep=1)
+            taken[way].append(time.perf_counter() - started)
+    first, overlapped = (float(np.median(taken[way])) for way in ("first", "overlapped"))
+    return {
+        "tokens": len(ids), "rounds": rounds, "load_first_s": round(first, 4),
+        "overlapped_s": round(overlapped, 4), "gain": round(first / overlapped, 3),
+        "best_gain": round(min(taken["first"]) / min(taken["overlapped"]), 3),
+    }  # fmt: skip
+
+
 def report(row: dict[str, object], command: str) -> str:
     prefix = row["prefix"]
     assert isinstance(prefix, dict)
@@ -107,8 +141,12 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, default=Path(__file__).parents[3] / "shared/data")
     parser.add_argument("--tokens", type=int, default=2_048)
+    parser.add_argument("--overlap", action="store_true", help="layers ahead against all first")
     chosen = parser.parse_args()
     loaded = LanguageModel(small_model.prepared_small_model())
+    if chosen.overlap:
+        print(json.dumps(measure_overlap(loaded, chosen.data, chosen.tokens, rounds=9), indent=1))
+        raise SystemExit(0)
     print(report(
         measure(loaded, chosen.data, chosen.tokens),
         f"python tests/bench/bench_kvcache_first_token.py --tokens {chosen.tokens}",
