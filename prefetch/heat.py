@@ -199,27 +199,29 @@ class HeatGraph:
         owners = np.repeat(np.arange(len(sizes)), sizes)[outside]
         firsts = np.cumsum(sizes) - sizes
         dropping = 0
+        entered: dict[ContentKey, int] = {}  # since the run's keys were looked up
         starts = np.flatnonzero(np.diff(owners, prepend=-1)).tolist()
         for start, end in itertools.pairwise([*starts, len(owners)]):
             row = int(owners[start])
             _, _, _, tenant, _, chunk_ids = batch.values(int(rows[row]))
             places = outside[start:end].tolist()
             keys = [(tenant, chunk_ids[place - int(firsts[row])]) for place in places]
-            # Anew: rows before this one may have brought some in.
-            absent = sum(table.find(*key) < 0 for key in keys)
-            if len(table) and len(table) + absent > limit:
-                run.cut(row)
-                dropping = max(absent, int(limit * _DROP_RATIO))
-                break
-            time_s = float(moments[row])
+            if len(table) and len(table) + len(keys) > limit:
+                absent = sum(key not in entered for key in keys)
+                if len(table) + absent > limit:
+                    run.cut(row)
+                    dropping = max(absent, int(limit * _DROP_RATIO))
+                    break
+            growth = tail.growth(float(moments[row]))
+            bar = tail.bar(growth)
             for place, key in zip(places, keys, strict=True):
-                number = table.find(*key)
-                if number < 0:
-                    demand = tail.count(key, time_s, float(amounts[place]))
-                    if not tail.earned(time_s, demand):
+                number = entered.get(key)
+                if number is None:
+                    weight = tail.count(key, amounts[place] * growth)
+                    if weight < bar:
                         continue
-                    number = table.add(*key)
-                    amounts[place] = demand
+                    number = entered[key] = table.add(*key)
+                    amounts[place] = weight / growth
                 run.settle(place, number)
         self._name_new_keys()
         return dropping

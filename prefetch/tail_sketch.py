@@ -45,15 +45,36 @@ class TailSketch:
         self._landmark = -math.inf
         self._floor = 0.0  # in the sketch's own, grown form
 
-    def count(self, key: ContentKey, time_s: float, amount: float) -> float:
-        """Count an access; returns the key's estimated demand at that time, this one included."""
-        name, grown = _name(key), self._growth(time_s)
-        self._sketch.update(name, amount * grown)
-        return float(self._sketch.get_estimate(name)) / grown
+    def growth(self, time_s: float) -> float:
+        """Return what one access at that time weighs in the sketch, which may move its landmark."""
+        exponent = time_s * self._rate
+        target = landmark_for(exponent)
+        if target > self._landmark:
+            if self._landmark != -math.inf:
+                # What it holds would be scaled by 2^-256 and less: nothing.
+                self._sketch = _new_sketch(self._buckets)
+                self._floor = 0.0
+            self._landmark = target
+        return math.exp2(max(-1000.0, exponent - self._landmark))
+
+    def bar(self, growth: float) -> float:
+        """Return the weight with which a key enters the table: the floor and half an access.
+
+        Without that margin every newcomer asked for once would beat those that were asked for once
+        before, and the table would turn over for nothing.
+        """
+        return self._floor + _MARGIN * growth
+
+    def count(self, key: ContentKey, weight: float) -> float:
+        """Count an access of so much weight; returns the key's estimated weight, it included."""
+        name = _name(key)
+        self._sketch.update(name, weight)
+        estimate: float = self._sketch.get_estimate(name)
+        return estimate
 
     def raise_to(self, key: ContentKey, time_s: float, demand: float) -> None:
         """See to it that the key's estimate at that time is at least ``demand``."""
-        name, grown = _name(key), self._growth(time_s)
+        name, grown = _name(key), self.growth(time_s)
         lacking = demand * grown - float(self._sketch.get_estimate(name))
         if lacking > 0.0:
             self._sketch.update(name, lacking)
@@ -67,15 +88,7 @@ class TailSketch:
 
     def set_floor(self, time_s: float, demand: float) -> None:
         """Ask for that much demand, decaying from that time on, before a key enters the table."""
-        self._floor = demand * self._growth(time_s)
-
-    def earned(self, time_s: float, demand: float) -> bool:
-        """Tell whether a demand at that time is above the floor by half an access.
-
-        Without that margin every newcomer asked for once would beat those that were asked for once
-        before, and the table would turn over for nothing.
-        """
-        return demand >= self._floor / self._growth(time_s) + _MARGIN
+        self._floor = demand * self.growth(time_s)
 
     @property
     def memory_bytes(self) -> int:
@@ -86,17 +99,6 @@ class TailSketch:
     def relative_error(self) -> float:
         """The share of all that was counted by which an estimate may be too high."""
         return float(self._sketch.get_relative_error())
-
-    def _growth(self, time_s: float) -> float:
-        exponent = time_s * self._rate
-        target = landmark_for(exponent)
-        if target > self._landmark:
-            if self._landmark != -math.inf:
-                # What it holds would be scaled by 2^-256 and less: nothing.
-                self._sketch = _new_sketch(self._buckets)
-                self._floor = 0.0
-            self._landmark = target
-        return math.exp2(max(-1000.0, exponent - self._landmark))
 
     def to_state(self) -> tuple[dict[str, float | None], NDArray[np.uint8]]:
         """Return plain values and the sketch's bytes; equal state gives equal ones."""

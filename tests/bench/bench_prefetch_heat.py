@@ -8,7 +8,11 @@ warm set, and the share of the next six hours' accesses that it covers is measur
 first day on). Each row switches one piece off or changes it.
 
 Size: a graph of a million chunks with ten million edges takes events; the time of applying them,
-of a tick (PageRank tracked by push) and of a snapshot is printed, and the process's memory.
+of a tick (PageRank tracked by push), of a snapshot, of cutting it into parts for the heat topic
+and of a new replica's start from them is printed, and the process's memory.
+
+Tail: streams of more and more distinct keys meet a table of 100,000; a row each says what memory
+they take, at what rate they are taken in, and how well the most asked are known.
 """
 
 from __future__ import annotations
@@ -27,11 +31,13 @@ from typing import Any
 
 import numpy as np
 
+from stoker.kernels._core import EventBatch
 from stoker.prefetch.coupling import coupled_score
 from stoker.prefetch.entropy import AccessEntropy
 from stoker.prefetch.events import SEARCH_PERFORMED, Event
 from stoker.prefetch.granularity import CHUNK
 from stoker.prefetch.heat import HeatGraph
+from stoker.prefetch.heat_parts import join_heat, split_heat
 from stoker.prefetch.plan import predicted_ratio
 from stoker.prefetch.regime import sampled, sampling_rate
 from stoker.prefetch.settings import PrefetchSettings
@@ -258,15 +264,66 @@ def size(keys: int, degree: int, *, seed: int) -> dict[str, float]:
         graph.tick(START_S)
         ticks.append(time.process_time() - started)
     started = time.process_time()
-    bytes_snapshot = len(graph.to_snapshot())
+    snapshot = graph.to_snapshot()
+    snapshot_s = time.process_time() - started
+    started = time.process_time()
+    head, parts = split_heat(snapshot, [], {})
+    split_s = time.process_time() - started
+    part_mib = max(map(len, parts.values())) / (1 << 20)
+    started = time.process_time()
+    joined, _ = join_heat(head, parts)
+    HeatGraph.from_snapshot(joined, settings)
+    start_s = time.process_time() - started
     return {
         "keys": keys,
         "edges": graph._edges.edge_count(),
         "events_per_cpu_s": count / float(np.median(applies)),
         "tick_ms": 1e3 * float(np.median(ticks)),
-        "snapshot_s": time.process_time() - started,
-        "snapshot_mib": bytes_snapshot / (1 << 20),
+        "snapshot_s": snapshot_s,
+        "snapshot_mib": len(snapshot) / (1 << 20),
+        "publish_s": split_s,
+        "part_mib_max": part_mib,
+        "start_s": start_s,
         "process_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
+
+
+def tail(distinct: int, *, keys_max: int, events: int, seed: int) -> dict[str, float]:
+    """Measure a heat with room for ``keys_max`` keys under a stream of ``distinct`` ones.
+
+    Half of the accesses go to ten thousand popular keys, the other half to all alike: the tail.
+    """
+    rng = np.random.default_rng(seed)
+    graph = HeatGraph(PrefetchSettings(heat_keys_max=keys_max, heat_tail_buckets=1 << 18))
+    asked: dict[str, int] = {}
+    took = 0.0
+    for start in range(0, events, 2000):
+        popular = rng.zipf(1.2, (2000, 10)) % 10_000
+        rare = rng.integers(0, distinct, (2000, 10))
+        chunks = np.where(rng.random((2000, 10)) < 0.5, popular, rare)
+        batch = EventBatch()
+        for i, row in enumerate(chunks.tolist()):
+            keys = [f"c{number}" for number in row]
+            batch.append(
+                kind=0, time_s=START_S + (start + i) * 0.01, id="", tenant=TENANT,
+                session=f"s{i % 500}", keys=keys,
+            )  # fmt: skip
+            for key in keys:
+                asked[key] = asked.get(key, 0) + 1
+        began = time.process_time()
+        graph.apply_batch(batch)
+        took += time.process_time() - began
+    now = START_S + events * 0.01
+    demand = graph.demand(now)
+    top = sorted(asked, key=lambda key: (-asked[key], key))[:1000]
+    errors = [graph.demand_of((TENANT, key), now) / asked[key] - 1.0 for key in top]
+    return {
+        "distinct": len(asked),
+        "keys": graph.key_count,
+        "memory_mib": graph.memory_bytes / (1 << 20),
+        "events_per_cpu_s": events / took,
+        "top_1000_kept": sum((TENANT, key) in demand for key in top) / 1000,
+        "top_1000_error": float(np.mean(np.abs(errors))),
     }
 
 
@@ -287,6 +344,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--size-only", action="store_true", help="only the million chunks")
     parser.add_argument("--keys", type=int, default=1_000_000)
     parser.add_argument("--degree", type=int, default=10)
+    parser.add_argument(
+        "--distinct", type=int, nargs="*", default=[20_000, 200_000, 2_000_000],
+        help="distinct keys of the streams that meet a table of 100,000",
+    )  # fmt: skip
+    parser.add_argument("--tail-events", type=int, default=100_000)
     args = parser.parse_args(argv)
     results: list[Any] = []
     if not args.size_only:
@@ -303,6 +365,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"worth: not measured, {RAGPULSE} is not there")
     for name, value in size(args.keys, args.degree, seed=0).items():
         print(f"{name:>18}  {value:,.1f}")
+    for distinct in args.distinct:
+        row = tail(distinct, keys_max=100_000, events=args.tail_events, seed=0)
+        print("  ".join(f"{name} {value:,.3g}" if value < 2 else f"{name} {value:,.0f}"
+                        for name, value in row.items()), flush=True)  # fmt: skip
     digest = hashlib.blake2b(json.dumps(results).encode(), digest_size=6).hexdigest()
     print(
         f"{platform.platform()}, Python {platform.python_version()}; "

@@ -34,7 +34,7 @@ def test_an_estimate_is_never_too_low_and_seldom_much_too_high(
     now_s = T0 + 20 * HALF_LIFE_S
     truth: dict[int, float] = {}
     for number, at_s, amount in found:
-        tail.count(("t", f"c{number}"), T0 + at_s, amount)
+        tail.count(("t", f"c{number}"), amount * tail.growth(T0 + at_s))
         decayed = amount * math.exp2((T0 + at_s - now_s) / HALF_LIFE_S)
         truth[number] = truth.get(number, 0.0) + decayed
     total = sum(truth.values())
@@ -70,13 +70,17 @@ def test_raising_counts_only_what_lacks(found: list[tuple[int, float, float]]) -
 def test_the_floor_fades_like_everything_else() -> None:
     tail = TailSketch(half_life_s=HALF_LIFE_S, buckets=64)
     tail.set_floor(T0, 8.0)
-    assert tail.earned(T0, 8.6)
-    assert not tail.earned(T0, 8.4)
-    assert tail.earned(T0 + HALF_LIFE_S, 4.6)
-    assert not tail.earned(T0 + HALF_LIFE_S, 4.4)
-    tail.count(("t", "a"), T0 + 600 * HALF_LIFE_S, 1.0)  # the landmark moves: all is forgotten
-    assert tail.estimate(("t", "a"), T0 + 600 * HALF_LIFE_S) == 1.0
-    assert tail.earned(T0 + 600 * HALF_LIFE_S, 0.6)
+
+    def bar(time_s: float) -> float:
+        growth = tail.growth(time_s)
+        return tail.bar(growth) / growth
+
+    assert bar(T0) == pytest.approx(8.5)
+    assert bar(T0 + HALF_LIFE_S) == pytest.approx(4.5)
+    late_s = T0 + 600 * HALF_LIFE_S
+    tail.count(("t", "a"), tail.growth(late_s))  # the landmark moves: all is forgotten
+    assert tail.estimate(("t", "a"), late_s) == 1.0
+    assert bar(late_s) == 0.5
 
 
 def searches(chunks: list[str], *, step_s: float = 1.0, start: int = 0) -> list[Event]:
