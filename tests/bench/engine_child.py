@@ -33,6 +33,8 @@ from engine_peers import PEERS  # noqa: E402
 from engine_proc import Busy, group_reads, memory, reads  # noqa: E402
 
 K = 10
+_BLOCK = 100
+_PASS_S = 2.0
 
 
 def recall(found: Any, truth: Any) -> float:
@@ -66,13 +68,25 @@ def opened(job: Job, peer: Any) -> float:
     return time.perf_counter() - start
 
 
+def answered(peer: Any, queries: Any, effort: int, threads: int, seconds: float) -> Any:
+    """Answer in blocks until done or the time is up; slow engines answer fewer queries."""
+    found: list[Any] = []
+    began = time.perf_counter()
+    for start in range(0, len(queries), _BLOCK):
+        found.append(peer.search(queries[start : start + _BLOCK], K, effort, threads))
+        if time.perf_counter() - began > seconds:
+            break
+    return np.concatenate(found)
+
+
 def tune(job: Job, peer: Any) -> dict[str, Any]:
     """The smallest effort that reaches the target."""
     queries, truth = np.load(job.queries), np.load(job.truth)
     opened(job, peer)
     tried = []
     for effort in peer.efforts:
-        tried.append((effort, recall(peer.search(queries, K, effort, 1), truth)))
+        ids = answered(peer, queries, effort, 1, _PASS_S)
+        tried.append((effort, recall(ids, truth[: len(ids)])))
         if tried[-1][1] >= job.target:
             return {"effort": effort, "tried": tried}
     return {"effort": 0, "tried": tried}
@@ -84,14 +98,15 @@ def warm(job: Job, peer: Any) -> dict[str, Any]:
     open_s = opened(job, peer)
     rows = []
     for effort in job.efforts or peer.efforts:
-        ids = peer.search(queries, K, effort, 1)
-        row: dict[str, Any] = {"effort": effort, "recall": recall(ids, truth), "batch": []}
+        ids = answered(peer, queries, effort, 1, _PASS_S)
+        row: dict[str, Any] = {"effort": effort, "recall": recall(ids, truth[: len(ids)])}
+        row |= {"asked": len(ids), "batch": []}
         for _ in range(job.repeats):
             start = time.perf_counter()
-            peer.search(queries, K, effort, job.threads)
-            row["batch"].append(len(queries) / (time.perf_counter() - start))
+            peer.search(queries[: len(ids)], K, effort, job.threads)
+            row["batch"].append(len(ids) / (time.perf_counter() - start))
         if job.threads == 1:
-            singles = queries[: min(len(queries), 500)]
+            singles = queries[: min(len(ids), 500)]
             row["single"] = []
             for _ in range(job.repeats):
                 start = time.perf_counter()

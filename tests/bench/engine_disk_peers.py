@@ -99,6 +99,7 @@ class LancePeer(Peer):
     package = "lancedb"
     distribution = "lancedb"
     cold_modes = ("opened",)
+    own_threads = True
     budget_mode = "opened"
     _KNOBS: ClassVar[tuple[tuple[int, int, int], ...]] = (
         (100, 16, 0),

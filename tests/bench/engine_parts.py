@@ -26,7 +26,7 @@ def warm(bench: Bench, asked: Questions, repeats: int) -> dict[str, Any]:
     """Everything resident: speeds over efforts, on one thread and on two."""
     found = {}
     for peer in bench.peers:
-        for threads in (1, 2):
+        for threads in (1,) if PEERS[peer].own_threads else (1, 2):
             say(f"warm: {peer}, {threads} thread(s)")
             job = bench.job("warm", peer, repeats=repeats)
             found[f"{peer}/{threads}"] = bench.run(job, asked, threads=threads)

@@ -49,6 +49,7 @@ class Peer(abc.ABC):
         distribution: What has to be installed for that, with its version where it must be one.
         efforts: Values of the knob, the cheapest first.
         cold_modes: Ways of opening that the cold part compares.
+        own_threads: Whether it searches on threads of its own, however many are asked for.
         budget_mode: Way of opening under a budget; empty where it has none.
     """
 
@@ -58,6 +59,7 @@ class Peer(abc.ABC):
     efforts: ClassVar[tuple[int, ...]] = EFFORTS
     cold_modes: ClassVar[tuple[str, ...]] = ()
     budget_mode: ClassVar[str] = ""
+    own_threads: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self.target = 0.0
