@@ -40,6 +40,7 @@ METHOD_LABELS = {
     "stoker": "Stoker",
 }
 UNBUDGETED = ("none", "all")
+_SMALL_METHODS = ("none", "last-blocks", "oracle", "all", "stoker")
 # Where the traffic does not wait, it is asked what loading does to it: for that these are enough.
 IN_TRAFFIC_METHODS = ("none", "oracle", "all", "stoker")
 
@@ -145,7 +146,7 @@ class BenchOptions:
 def small(options: BenchOptions) -> BenchOptions:
     """Return the size that takes half a minute: generated data, few methods, no figures to quote.
 
-    Files that were given stay given.
+    Files, scenarios and methods that were given stay given.
     """
     return dataclasses.replace(
         options,
@@ -159,6 +160,6 @@ def small(options: BenchOptions) -> BenchOptions:
         repeats=1,
         recorded=60,
         judged=40,
-        methods=("none", "last-blocks", "oracle", "all", "stoker"),
+        methods=_SMALL_METHODS if options.methods == METHODS else options.methods,
         volume="own",
     )

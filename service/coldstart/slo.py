@@ -54,6 +54,7 @@ class MethodRow:
         slo_bytes: Read from the device until then; None without a time, -1 where nobody counts.
         load_bytes: Read by the loading itself.
         ready_bytes: Read from the device until ready, by the kernel's count.
+        heat_keys: Chunks with heat that the warm-up knew, the least of the starts.
         pages_per_query: Read by the requests due after ready, the mean.
         reading_ratio: Share of the requests due after ready that read anything: the part of a
             tail that is the cold index and not the machine.
@@ -78,6 +79,7 @@ class MethodRow:
     slo_bytes: float | None
     load_bytes: Spread
     ready_bytes: Spread
+    heat_keys: int
     recall: Spread
     pages_per_query: Spread
     reading_ratio: Spread
@@ -243,6 +245,7 @@ def _row(
         else median_of(starts, lambda s: float(s.record.bytes_at(slo_s))),
         load_bytes=spread(lambda s: float(s.record.load_bytes)),
         ready_bytes=spread(lambda s: float(s.record.bytes_at(s.record.ready_s))),
+        heat_keys=min(start.record.heat_keys for start in starts),
         recall=spread(lambda s: s.recall),
         pages_per_query=spread(lambda s: float(np.mean(_read(s, arrivals_s)))),
         reading_ratio=spread(lambda s: float(np.mean(_read(s, arrivals_s) > 0))),
