@@ -107,6 +107,13 @@ def _scenario(figure: ScenarioFigures, options: BenchOptions, index_bytes: int) 
         "| --- |" + " ---: |" * (len(heads) - 1),
     ]
     out += ["| " + " | ".join(_cells(row)) + " |" for row in figure.rows]
+    ours = figure.row("stoker")
+    if ours is not None and ours.predicted_hit_ratio is not None:
+        out += [
+            "",
+            f"Stoker's receipt predicted a hit ratio of {ours.predicted_hit_ratio:.3f}; the"
+            f" searches after it saw {ours.measured_hit_ratio.median:.3f}.",
+        ]
     out += ["", f"p99 by windows of {WINDOW_REPORTED_S:g} s since the traffic began, ms:", ""]
     count = max((len(row.windows_ms) for row in figure.rows), default=0)
     names = [f"{number * WINDOW_REPORTED_S:g} s" for number in range(count)]

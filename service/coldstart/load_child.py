@@ -67,10 +67,13 @@ def run_job(job: LoadJob, *, priority: str = "") -> LoadRecord:
         loader.run()
     begins_s = clock.now() if job.gated else opened_s
     traffic = _Traffic(job, index, queries, arrivals, clock, begins_s)
+    counted = index.page_counts()
     traffic.start()
     if not job.gated:
         loader.run()
+        counted = index.page_counts()
     traffic.wait()
+    hits, misses = index.page_counts()
     loader.close()
     samples = sampler.stop()
     record = LoadRecord(
@@ -84,6 +87,8 @@ def run_job(job: LoadJob, *, priority: str = "") -> LoadRecord:
         priority=priority,
         heat_keys=loader.heat_keys,
         receipt=loader.receipt,
+        page_hits=hits - counted[0],
+        page_misses=misses - counted[1],
         read_latency_s=latency_s,
         done_s=traffic.done_s,
         begun_s=traffic.begun_s,

@@ -86,6 +86,8 @@ class LoadRecord:
         priority: What was done to put the process ahead of other programs.
         heat_keys: Chunks with heat.
         receipt: The warm-up's receipt; None where there was no plan.
+        page_hits, page_misses: How often searches after ready found a record's page in memory, and
+            how often not.
         read_latency_s: Median time of one page's read from the device, before anything else was
             read: what "cold" means on this machine. -1 where it could not be measured.
         done_s: float64, shape (n,): when each answer was there.
@@ -108,6 +110,8 @@ class LoadRecord:
     priority: str
     heat_keys: int
     receipt: dict[str, Any] | None
+    page_hits: int
+    page_misses: int
     read_latency_s: float
     done_s: NDArray[np.float64]
     begun_s: NDArray[np.float64]

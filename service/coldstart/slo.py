@@ -58,6 +58,8 @@ class MethodRow:
         pages_per_query: Read by the requests due after ready, the mean.
         reading_ratio: Share of the requests due after ready that read anything: the part of a
             tail that is the cold index and not the machine.
+        predicted_hit_ratio: By the warm-up's receipt, the mean of the starts; None without one.
+        measured_hit_ratio: Share of the looks at a record that found its page, after ready.
     """
 
     scenario: str
@@ -83,6 +85,8 @@ class MethodRow:
     recall: Spread
     pages_per_query: Spread
     reading_ratio: Spread
+    predicted_hit_ratio: float | None
+    measured_hit_ratio: Spread
     cold: bool
 
     @property
@@ -249,8 +253,20 @@ def _row(
         recall=spread(lambda s: s.recall),
         pages_per_query=spread(lambda s: float(np.mean(_read(s, arrivals_s)))),
         reading_ratio=spread(lambda s: float(np.mean(_read(s, arrivals_s) > 0))),
+        predicted_hit_ratio=_predicted(starts),
+        measured_hit_ratio=spread(_hit_ratio),
         cold=all(start.drop.cold for start in starts),
     )
+
+
+def _predicted(starts: Sequence[Start]) -> float | None:
+    found = [s.record.receipt["predicted_hit_ratio"] for s in starts if s.record.receipt]
+    return float(np.mean(found)) if found else None
+
+
+def _hit_ratio(start: Start) -> float:
+    looks = start.record.page_hits + start.record.page_misses
+    return start.record.page_hits / looks if looks else 1.0
 
 
 def _read(start: Start, arrivals_s: Floats) -> NDArray[np.int64]:

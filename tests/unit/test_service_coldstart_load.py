@@ -154,6 +154,7 @@ def _start(
     record = LoadRecord(
         opened_s=0.5, begins_s=begins_s, heat_s=0.0, ready_s=ready_s, load_bytes=load_bytes,
         load_pages=1, index_bytes=100 * MIB, priority="", heat_keys=1, receipt=None,
+        page_hits=9, page_misses=1,
         read_latency_s=1e-4, done_s=done, begun_s=done, completeness=np.ones(count, np.float32),
         pages_read=(latency_s > 0.01).astype(np.int64), ids=np.full((count, 2), "a"),
         sample_s=np.array([0.5, 2.0]), sample_bytes=np.array([0, 7 * MIB]),
@@ -198,6 +199,8 @@ def test_figures_are_of_each_requests_median_and_goals_follow(
     assert none.slo_s == pytest.approx(3.5, abs=0.11)
     assert none.reading_ratio.median == pytest.approx(0.3)
     assert none.loading_p99_ms is None
+    assert none.measured_hit_ratio.median == 0.9
+    assert none.predicted_hit_ratio is None
     held = {check.name.split(":")[0]: check for check in goals([figure], 100 * MIB, options)}
     assert [check.held for check in held.values()] == [True, True]
     assert "1.20 ×" in held["first 10 s after ready"].text
