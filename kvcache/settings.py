@@ -166,6 +166,23 @@ class KvcacheSettings:
         default=0.25,
         metadata={"help": "Share of documents_bytes_max that one tenant may hold; four fill it"},
     )
+    hot_accesses_min: int = dataclasses.field(
+        default=500,
+        metadata={"help": "Reads of a document within hot_window_s above which it may be hot"},
+    )
+    hot_window_s: float = dataclasses.field(
+        default=10.0, metadata={"help": "Window in which reads are counted; seconds"}
+    )
+    hot_p99_us: float = dataclasses.field(
+        default=100.0,
+        metadata={
+            "help": "Time of reads at the 99th percentile above which a hot document is read "
+            "without a lock; under it there is nothing to gain; microseconds"
+        },
+    )
+    hot_keys_max: int = dataclasses.field(
+        default=256, metadata={"help": "Documents that may be hot at once; they are in no quota"}
+    )
     prompt_order_enabled: bool = dataclasses.field(
         default=False,
         metadata={
@@ -279,6 +296,8 @@ class KvcacheSettings:
             "slab_pages_max",
             "engine_world_size",
             "engine_leases_max",
+            "hot_accesses_min",
+            "hot_keys_max",
         )
         for key in counts:
             if getattr(self, key) < 1:
@@ -302,6 +321,7 @@ class KvcacheSettings:
             )
         for key in (
             "reuse_window_s",
+            "hot_window_s",
             "kv_gate_kl_max",
             "engine_every_s",
             "engine_lease_s",

@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable, Sequence
 
 from stoker.index.document_values import Document
+from stoker.kvcache.hot_keys import HotKeys
+from stoker.kvcache.settings import KvcacheSettings
 from stoker.kvcache.tenant_slots import SlotCounts, SlotsFull, TenantQuota, TenantSlots
 
 ReadDocuments = Callable[[Sequence[int | str], str], Sequence[Document | None]]
@@ -26,14 +28,22 @@ class DocumentSlots:
 
     Args:
         read: Reads documents from the index.
-        bytes_max: For all tenants.
-        tenant_ratio: A tenant's quota, as a share of that.
+        settings: How many bytes for all and for one tenant, and when a document is hot: hot ones
+            are read without a lock, and are few, so that they count towards no quota.
     """
 
-    def __init__(self, read: ReadDocuments, *, bytes_max: int, tenant_ratio: float) -> None:
+    def __init__(self, read: ReadDocuments, settings: KvcacheSettings) -> None:
         self._read = read
+        bytes_max, tenant_ratio = settings.documents_bytes_max, settings.documents_tenant_ratio
         self._slots: TenantSlots[tuple[int, Document]] = TenantSlots(
             bytes_max=bytes_max, quota=TenantQuota(max(1, int(bytes_max * tenant_ratio)))
+        )
+        self._hot: HotKeys[Document] = HotKeys(
+            self._held,
+            accesses_min=settings.hot_accesses_min,
+            window_s=settings.hot_window_s,
+            p99_us=settings.hot_p99_us,
+            fast_max=settings.hot_keys_max,
         )
         self._lock = threading.Lock()
         self._changes = 0  # told so far
@@ -43,13 +53,10 @@ class DocumentSlots:
         """Return documents as the index does, reading only those that are not here."""
         found: list[Document | None] = [None] * len(ids)
         missing: list[int] = []
-        valid_from = self._valid_from
         for place, name in enumerate(ids):
-            with self._slots.use(tenant, _key(name)) as held:
-                if held is not None and held[0] >= valid_from:
-                    found[place] = held[1]
-                else:
-                    missing.append(place)
+            found[place] = self._hot.get(_hot_key(tenant, name))
+            if found[place] is None:
+                missing.append(place)
         if missing:
             with self._lock:
                 before = self._changes
@@ -59,6 +66,13 @@ class DocumentSlots:
                 if document is not None:
                     self._keep(tenant, ids[place], document, before)
         return found
+
+    def _held(self, key: str) -> Document | None:
+        """Return a document from its tenant's slots: the path of what is not hot."""
+        tenant, name = key.split("\0", 1)
+        valid_from = self._valid_from
+        with self._slots.use(tenant, name) as held:
+            return held[1] if held is not None and held[0] >= valid_from else None
 
     def _keep(self, tenant: str, name: int | str, document: Document, before: int) -> None:
         size = _OVERHEAD_BYTES + len(document.text or "")
@@ -77,12 +91,15 @@ class DocumentSlots:
             self._changes += 1
             for name in ids:
                 self._slots.remove(tenant, _key(name))
+        for name in ids:
+            self._hot.forget(_hot_key(tenant, name))
 
     def forget_all(self) -> None:
         """Drop everything: another process has written what we were not told of."""
         with self._lock:
             self._changes += 1
             self._valid_from = self._changes
+        self._hot.forget_all()
 
     def counts(self, tenant: str) -> SlotCounts:
         """Return what a tenant holds."""
@@ -91,6 +108,11 @@ class DocumentSlots:
     def check(self) -> None:
         """Raise AssertionError on the first broken invariant."""
         self._slots.check()
+        self._hot.check()
+
+
+def _hot_key(tenant: str, name: int | str) -> str:
+    return f"{tenant}\0{name}"  # no tenant's name holds the separator
 
 
 def _key(name: int | str) -> str:

@@ -67,11 +67,7 @@ class KvParts:
             )
         self.documents: DocumentSlots | None = None
         if settings.documents_bytes_max:
-            self.documents = DocumentSlots(
-                read,
-                bytes_max=settings.documents_bytes_max,
-                tenant_ratio=settings.documents_tenant_ratio,
-            )
+            self.documents = DocumentSlots(read, settings)
         self._orders: dict[str, PromptOrder] = {}
         self.replicas: ReplicatedMetadata | None = None
         self.warm_loop: EngineWarmLoop | None = None

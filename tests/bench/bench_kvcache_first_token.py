@@ -18,6 +18,8 @@ import os
 import platform
 import tempfile
 import time
+from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -27,8 +29,11 @@ from stoker.kvcache import small_model
 from stoker.kvcache.chunk_reuse import encode_chunk, place_chunks, run_placed
 from stoker.kvcache.first_token import measure_first_token
 from stoker.kvcache.kv_file import write_kv
-from stoker.kvcache.language_model import LanguageModel
+from stoker.kvcache.language_model import Kv, LanguageModel
 from stoker.kvcache.layer_loads import LayerFile, LayerLoader, load_first, overlapped_cache
+from stoker.kvcache.prefix_blocks import BlockHash, PrefixBlocks, block_hash, joined, root_hash
+
+Compute = Callable[[Kv | None, list[int]], Kv]
 
 SYSTEM = "You answer questions about the Python library from these passages.\n\n"
 QUESTION = "\n\nQuestion: Which of these functions returns a new object?\nAnswer:"
@@ -112,6 +117,118 @@ def measure_overlap(
     }  # fmt: skip
 
 
+class LruBlocks:
+    """What engines do: blocks by least recent use, the deepest of a prompt first."""
+
+    def __init__(self, *, block_tokens: int, blocks_max: int) -> None:
+        self.block_tokens, self.blocks_max = block_tokens, blocks_max
+        self.blocks: OrderedDict[BlockHash, Kv] = OrderedDict()
+
+    def request(self, root: BlockHash, ids: list[int], compute: Compute) -> int:
+        size, parent, names, held = self.block_tokens, root, [], []
+        for start in range(0, len(ids) - size + 1, size):
+            parent = block_hash(parent, ids[start : start + size])
+            names.append(parent)
+        for name in names:
+            if name not in self.blocks:
+                break
+            held.append(self.blocks[name])
+        kv = compute(joined(held), ids)
+        for place, name in reversed(list(enumerate(names))):
+            start, stop = place * size, (place + 1) * size
+            part = Kv(
+                kv.token_ids[start:stop], kv.keys[:, :, start:stop], kv.values[:, :, start:stop],
+                start,
+            )  # fmt: skip
+            self.blocks[name] = part
+            self.blocks.move_to_end(name)
+        while len(self.blocks) > self.blocks_max:
+            self.blocks.popitem(last=False)
+        return len(held) * size
+
+
+class OurBlocks:
+    """The same through `PrefixBlocks`."""
+
+    def __init__(self, *, block_tokens: int, blocks_max: int) -> None:
+        self.cache = PrefixBlocks(block_tokens=block_tokens, host_blocks_max=blocks_max)
+
+    def request(self, root: BlockHash, ids: list[int], compute: Compute) -> int:
+        identity, reused = self.cache.begin(root, ids)
+        held = self.cache.kv_of(identity) if reused else None
+        kv = compute(held, ids)
+        rest = Kv(kv.token_ids[reused:], kv.keys[:, :, reused:], kv.values[:, :, reused:], reused)
+        self.cache.extend(identity, ids[reused:], rest)
+        self.cache.end(identity)
+        return reused
+
+
+def measure_novel(
+    model: LanguageModel, data: Path, *, tokens: int, contexts: int, rounds: int, novel_each: int
+) -> dict[str, object]:
+    """Compare the speed-up of returning contexts alone with that among contexts never seen again.
+
+    CPU seconds of each returning request, computed with what the cache holds, against those of
+    computing it whole. The cache has room for one and a half times the returning contexts. What is
+    computed for the others is not what is measured: their KV is filler of the right shape.
+    """
+    ids = model.encode("\n\n".join(text_of(data)))
+    size = 16
+    returning = [ids[place * tokens : (place + 1) * tokens] for place in range(contexts)]
+    question = model.encode(QUESTION)
+    root = root_hash(model_id="bench", tenant="t", block_tokens=size)
+    rng = np.random.default_rng(3)
+    like = model.prefill(returning[0])
+
+    def spent(prompt: list[int], held: Kv | None) -> tuple[float, Kv]:
+        started = time.process_time()
+        cache = None if held is None else model.cache_of(held)
+        known = 0 if held is None else len(held.token_ids)
+        step = model.forward([*prompt[known:], *question], cache=cache, keep=1)
+        taken = time.process_time() - started
+        return taken, model.kv_of(step.cache, prompt)
+
+    whole = float(np.median([spent(prompt, None)[0] for prompt in returning for _ in range(2)]))
+
+    def run(cache: LruBlocks | OurBlocks) -> dict[str, float]:
+        taken: list[float] = []
+
+        def compute(held: Kv | None, prompt: list[int]) -> Kv:
+            seconds, kv = spent(prompt, held)
+            taken.append(seconds)
+            return kv
+
+        def fill(held: Kv | None, prompt: list[int]) -> Kv:
+            return Kv(np.asarray(prompt, np.int32), like.keys, like.values)
+
+        for number in range(rounds + 1):
+            if number == 1:
+                taken.clear()  # the first time is computed whole
+            for prompt in returning:
+                cache.request(root, prompt, compute)
+        burst = whole / float(np.mean(taken))
+        taken.clear()
+        for _ in range(rounds):
+            for prompt in returning:
+                for _ in range(novel_each):
+                    novel = [int(token) for token in rng.integers(0, 40_000, tokens)]
+                    cache.request(root, novel, fill)
+                cache.request(root, prompt, compute)
+        stream = whole / float(np.mean(taken))
+        return {
+            "burst_speedup": round(burst, 2), "stream_speedup": round(stream, 2),
+            "kept": round(stream / burst, 3),
+        }  # fmt: skip
+
+    room = contexts * tokens // size * 3 // 2
+    return {
+        "tokens": tokens, "contexts": contexts, "novel_each": novel_each,
+        "whole_s": round(whole, 3),
+        "lru": run(LruBlocks(block_tokens=size, blocks_max=room)),
+        "ours": run(OurBlocks(block_tokens=size, blocks_max=room)),
+    }  # fmt: skip
+
+
 def report(row: dict[str, object], command: str) -> str:
     prefix = row["prefix"]
     assert isinstance(prefix, dict)
@@ -142,8 +259,15 @@ if __name__ == "__main__":
     parser.add_argument("--data", type=Path, default=Path(__file__).parents[3] / "shared/data")
     parser.add_argument("--tokens", type=int, default=2_048)
     parser.add_argument("--overlap", action="store_true", help="layers ahead against all first")
+    parser.add_argument("--novel", action="store_true", help="returning among novel contexts")
     chosen = parser.parse_args()
     loaded = LanguageModel(small_model.prepared_small_model())
+    if chosen.novel:
+        kept = measure_novel(
+            loaded, chosen.data, tokens=chosen.tokens, contexts=3, rounds=3, novel_each=4
+        )
+        print(json.dumps(kept, indent=1))
+        raise SystemExit(0)
     if chosen.overlap:
         print(json.dumps(measure_overlap(loaded, chosen.data, chosen.tokens, rounds=9), indent=1))
         raise SystemExit(0)

@@ -44,13 +44,21 @@ class Index:
         ]
 
 
+def slots_of(index: Index, bytes_max: int, tenant_ratio: float) -> DocumentSlots:
+    settings = KvcacheSettings(
+        documents_bytes_max=bytes_max, documents_tenant_ratio=tenant_ratio, hot_p99_us=0.0,
+        hot_accesses_min=20,
+    )  # fmt: skip
+    return DocumentSlots(index.documents, settings)
+
+
 def texts(found: Sequence[Document | None]) -> list[str | None]:
     return [None if document is None else document.text for document in found]
 
 
 def test_documents_are_read_once_per_tenant_and_forgotten_on_change() -> None:
     index = Index()
-    slots = DocumentSlots(index.documents, bytes_max=10_000, tenant_ratio=0.5)
+    slots = slots_of(index, 10_000, 0.5)
     assert texts(slots.get(["1", "2", "9"], "a")) == ["one", "two", None]
     assert texts(slots.get(["2", "1"], "a")) == ["two", "one"]
     assert texts(slots.get(["1"], "b")) == ["other"]
@@ -68,7 +76,7 @@ def test_documents_are_read_once_per_tenant_and_forgotten_on_change() -> None:
 
 def test_what_changes_while_it_is_read_is_not_kept() -> None:
     index = Index()
-    slots = DocumentSlots(index.documents, bytes_max=10_000, tenant_ratio=1.0)
+    slots = slots_of(index, 10_000, 1.0)
 
     def change() -> None:
         index.before_return = lambda: None
@@ -83,14 +91,14 @@ def test_what_changes_while_it_is_read_is_not_kept() -> None:
 def test_a_document_larger_than_the_quota_is_read_each_time() -> None:
     index = Index()
     index.texts["a", "1"] = "x" * 1_000
-    slots = DocumentSlots(index.documents, bytes_max=1_000, tenant_ratio=0.9)
+    slots = slots_of(index, 1_000, 0.9)
     assert slots.get(["1"], "a") == slots.get(["1"], "a")
     assert index.read == ["1", "1"]
 
 
 def test_readers_and_a_writer_together() -> None:
     index = Index()
-    slots = DocumentSlots(index.documents, bytes_max=2_000, tenant_ratio=1.0)
+    slots = slots_of(index, 2_000, 1.0)
     acknowledged = [0]
     old: list[str] = []
 
