@@ -11,9 +11,13 @@ namespace stoker {
 namespace {
 
 struct Pair {
-  std::int64_t tail, head;
+  std::int32_t tail, head;
   double weight;
 };
+
+std::size_t slot_of(std::uint64_t key, std::size_t slots) {
+  return fold_product(key, 0x9E3779B97F4A7C15u) & (slots - 1);
+}
 
 // The rows lie anywhere in memory; they are on their way while the other pairs are summed.
 void prefetch_row(const EdgeRows& table, std::int64_t tail) {
@@ -37,6 +41,7 @@ std::vector<Pair> summed(const EdgeRows& table, const std::int64_t* tails,
   std::vector<std::uint32_t> places(slots, 0);  // into `pairs`, plus 1
   std::vector<Pair> pairs;
   pairs.reserve(count);
+  if (table.rows > 0x7FFFFFFF) throw BadInput("edge rows hold at most 2^31 - 1 keys");
   const auto rows = static_cast<std::int64_t>(table.rows);
   for (std::size_t i = 0; i < count; ++i) {
     const std::int64_t tail = tails[i];
@@ -48,16 +53,18 @@ std::vector<Pair> summed(const EdgeRows& table, const std::int64_t* tails,
     if (tail == head) continue;
     const std::uint64_t joined =
         (static_cast<std::uint64_t>(tail) << 32) | static_cast<std::uint64_t>(head);
-    std::size_t at = fold_product(joined, 0x9E3779B97F4A7C15u) & (slots - 1);
+    std::size_t at = slot_of(joined, slots);
+    const auto short_tail = static_cast<std::int32_t>(tail);
+    const auto short_head = static_cast<std::int32_t>(head);
     for (;; at = (at + 1) & (slots - 1)) {
       if (places[at] == 0) {
-        pairs.push_back({tail, head, weights[i]});
+        pairs.push_back({short_tail, short_head, weights[i]});
         prefetch_row(table, tail);
         places[at] = static_cast<std::uint32_t>(pairs.size());
         break;
       }
       Pair& pair = pairs[places[at] - 1];
-      if (pair.tail == tail && pair.head == head) {
+      if (pair.tail == short_tail && pair.head == short_head) {
         pair.weight += weights[i];
         break;
       }
@@ -68,12 +75,12 @@ std::vector<Pair> summed(const EdgeRows& table, const std::int64_t* tails,
 
 // One tail's new edges, chained by their places among the pairs.
 struct Chain {
-  std::int64_t tail;
+  std::int32_t tail;
   std::uint32_t first;
 };
 
 // Puts one row's new edges, strongest first, into its weakest slots.
-void replace_weakest(const EdgeRows& table, std::int64_t tail, std::vector<Pair>& edges) {
+void replace_weakest(const EdgeRows& table, std::int32_t tail, std::vector<Pair>& edges) {
   std::sort(edges.begin(), edges.end(), [](const Pair& a, const Pair& b) {
     return a.weight != b.weight ? a.weight > b.weight : a.head < b.head;
   });
@@ -84,7 +91,7 @@ void replace_weakest(const EdgeRows& table, std::int64_t tail, std::vector<Pair>
   if (fits == 1) {
     const std::size_t slot =
         static_cast<std::size_t>(std::min_element(weights, weights + degree) - weights);
-    targets[slot] = static_cast<std::int32_t>(edges[0].head);
+    targets[slot] = edges[0].head;
     weights[slot] = edges[0].weight;
     return;
   }
@@ -101,13 +108,9 @@ void replace_weakest(const EdgeRows& table, std::int64_t tail, std::vector<Pair>
   }
   for (std::size_t i = 0; i < fits; ++i) {
     const std::size_t slot = weakest[i].second;
-    targets[slot] = static_cast<std::int32_t>(edges[i].head);
+    targets[slot] = edges[i].head;
     weights[slot] = edges[i].weight;
   }
-}
-
-std::size_t slot_of(std::uint64_t key, std::size_t slots) {
-  return fold_product(key, 0x9E3779B97F4A7C15u) & (slots - 1);
 }
 
 }  // namespace
@@ -126,7 +129,7 @@ void add_edges(const EdgeRows& table, const std::int64_t* tails, const std::int6
     const Pair& pair = pairs[i];
     const std::size_t row = static_cast<std::size_t>(pair.tail) * table.degree;
     const std::int32_t* targets = table.targets + row;
-    const auto head = static_cast<std::int32_t>(pair.head);
+    const std::int32_t head = pair.head;
     std::int32_t slot = 0;  // plus 1; without a branch, so that compilers take many at once
     for (std::int32_t j = 0; j < degree; ++j) slot |= targets[j] == head ? j + 1 : 0;
     if (slot != 0) {

@@ -288,18 +288,63 @@ SessionTable::Followed SessionTable::follow(const EventBatch& batch,
   return out;
 }
 
-bool IdWindow::add(std::string_view group, std::string_view id, std::size_t ids_max) {
-  const auto size = static_cast<std::uint32_t>(group.size());
-  joined_.assign(reinterpret_cast<const char*>(&size), sizeof size);
-  joined_.append(group);
-  joined_.append(id);
-  if (there_.count(joined_) != 0) return false;
-  order_.push_back(joined_);
-  there_.insert(order_.back());  // a deque: the views of the others stay
-  while (order_.size() > ids_max) {
-    there_.erase(order_.front());
-    order_.pop_front();
+void IdWindow::set_capacity(std::size_t ids_max) {
+  while (count_ > ids_max) forget_oldest();
+  std::vector<Seen> ring(ids_max);
+  for (std::size_t i = 0; i < count_; ++i) ring[i] = std::move(ring_[(oldest_ + i) % ring_.size()]);
+  ring_ = std::move(ring);
+  oldest_ = 0;
+  std::size_t slots = 16;
+  while (slots < 2 * ids_max) slots *= 2;
+  slots_.assign(slots, 0);
+  mask_ = slots - 1;
+  for (std::size_t i = 0; i < count_; ++i) place(i);
+}
+
+void IdWindow::place(std::size_t at) {
+  std::size_t slot = ring_[at].hash & mask_;
+  while (slots_[slot] != 0) slot = (slot + 1) & mask_;
+  slots_[slot] = static_cast<std::uint32_t>(at) + 1;
+}
+
+// Takes the oldest out of its slot, and moves up what had been pushed on by it.
+void IdWindow::forget_oldest() {
+  std::size_t hole = ring_[oldest_].hash & mask_;
+  while (slots_[hole] != oldest_ + 1) hole = (hole + 1) & mask_;
+  for (std::size_t slot = (hole + 1) & mask_; slots_[slot] != 0; slot = (slot + 1) & mask_) {
+    const std::size_t home = ring_[slots_[slot] - 1].hash & mask_;
+    if (((slot - home) & mask_) >= ((slot - hole) & mask_)) {
+      slots_[hole] = slots_[slot];
+      hole = slot;
+    }
   }
+  slots_[hole] = 0;
+  oldest_ = (oldest_ + 1) % ring_.size();
+  --count_;
+}
+
+bool IdWindow::add(std::string_view group, std::string_view id, std::size_t ids_max) {
+  if (ids_max == 0 || ids_max > 0x7FFFFFFF) throw BadInput("an id window holds 1 to 2^31 - 1 ids");
+  if (ring_.size() != ids_max) set_capacity(ids_max);
+  const std::uint64_t hash = hash_bytes(id, process_hash_seed() + hash_bytes(group, 0));
+  for (std::size_t slot = hash & mask_; slots_[slot] != 0; slot = (slot + 1) & mask_) {
+    const Seen& seen = ring_[slots_[slot] - 1];
+    if (seen.hash == hash && seen.group_size == group.size() &&
+        seen.joined.size() == group.size() + id.size() &&
+        seen.joined.compare(0, group.size(), group) == 0 &&
+        seen.joined.compare(group.size(), id.size(), id) == 0) {
+      return false;
+    }
+  }
+  if (count_ == ids_max) forget_oldest();
+  const std::size_t at = (oldest_ + count_) % ring_.size();
+  Seen& seen = ring_[at];
+  seen.hash = hash;
+  seen.group_size = static_cast<std::uint32_t>(group.size());
+  seen.joined.assign(group);
+  seen.joined.append(id);
+  place(at);
+  ++count_;
   return true;
 }
 
@@ -317,12 +362,11 @@ std::size_t IdWindow::pass(EventBatch& batch, std::size_t ids_max) {
 
 std::vector<std::pair<std::string_view, std::string_view>> IdWindow::items() const {
   std::vector<std::pair<std::string_view, std::string_view>> out;
-  out.reserve(order_.size());
-  for (const std::string& joined : order_) {
-    std::uint32_t size;
-    std::memcpy(&size, joined.data(), sizeof size);
-    const std::string_view all(joined);
-    out.emplace_back(all.substr(sizeof size, size), all.substr(sizeof size + size));
+  out.reserve(count_);
+  for (std::size_t i = 0; i < count_; ++i) {
+    const Seen& seen = nth(i);
+    const std::string_view all(seen.joined);
+    out.emplace_back(all.substr(0, seen.group_size), all.substr(seen.group_size));
   }
   return out;
 }

@@ -9,7 +9,6 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
-#include <unordered_set>
 #include <vector>
 
 #include "stoker/byte_hash.hpp"
@@ -124,21 +123,35 @@ class SessionTable {
 };
 
 // The last ids seen, per group, in the order in which they came.
+//
+// Invariants: every id that is held has one slot; the slots are at most half full.
 class IdWindow {
  public:
   // Puts out every ready row whose id was seen within the last `ids_max`; returns how many.
   std::size_t pass(EventBatch& batch, std::size_t ids_max);
-  // Remembers one id; false where it is there.
+  // Remembers one id, forgetting the oldest beyond `ids_max` (at least 1); false where it is there.
   bool add(std::string_view group, std::string_view id, std::size_t ids_max);
-  std::size_t size() const { return order_.size(); }
+  std::size_t size() const { return count_; }
   // (group, id), the oldest first.
   std::vector<std::pair<std::string_view, std::string_view>> items() const;
 
  private:
-  // 4 bytes of the group's length, the group, the id.
-  std::deque<std::string> order_;
-  std::unordered_set<std::string_view, BytesHash> there_;
-  std::string joined_;
+  struct Seen {
+    std::uint64_t hash = 0;
+    std::uint32_t group_size = 0;
+    std::string joined;  // the group, the id; its memory is used again
+  };
+
+  const Seen& nth(std::size_t place) const { return ring_[(oldest_ + place) % ring_.size()]; }
+  void set_capacity(std::size_t ids_max);
+  void forget_oldest();
+  void place(std::size_t at);
+
+  std::vector<Seen> ring_;
+  std::size_t oldest_ = 0;
+  std::size_t count_ = 0;
+  std::vector<std::uint32_t> slots_;  // into `ring_`, plus 1; 0 is empty
+  std::size_t mask_ = 0;
 };
 
 }  // namespace stoker
