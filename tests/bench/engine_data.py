@@ -82,7 +82,8 @@ def real_vectors(dim: int) -> Vectors:
         rows = np.linalg.qr(rng.normal(size=(dim, REAL_DIM)))[0].T.astype(np.float32)
         noise = rng.normal(size=(len(real), dim)).astype(np.float32)
         real = real @ rows + np.float32(0.1 / np.sqrt(dim)) * noise
-    return (real / np.linalg.norm(real, axis=1, keepdims=True)).astype(np.float32)
+    unit: Vectors = (real / np.linalg.norm(real, axis=1, keepdims=True)).astype(np.float32)
+    return unit
 
 
 def corpus(count: int, dim: int, work: Path) -> Corpus:
@@ -139,7 +140,8 @@ def _near(corpus: Corpus, rows: NDArray[np.int64], rng: np.random.Generator) -> 
     base = np.asarray(corpus.vectors[rows])
     noise = rng.normal(size=base.shape).astype(np.float32) / np.float32(np.sqrt(corpus.dim))
     asked = base + _QUERY_NOISE * noise
-    return (asked / np.linalg.norm(asked, axis=1, keepdims=True)).astype(np.float32)
+    unit: Vectors = (asked / np.linalg.norm(asked, axis=1, keepdims=True)).astype(np.float32)
+    return unit
 
 
 def _keep(file: Path, queries: Vectors, truth: NDArray[np.int64]) -> None:

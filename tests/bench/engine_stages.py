@@ -69,7 +69,9 @@ def _load_navigation(job: Job, peer: Any, queries: Any, truth: Any) -> dict[str,
 
     loader = threading.Thread(target=load)
     loader.start()
-    latencies, answers, asked = [], [], []
+    latencies: list[float] = []
+    answers: list[Any] = []
+    asked: list[Any] = []
     while loader.is_alive():
         place = len(asked) % len(queries)
         start = time.perf_counter()
