@@ -24,6 +24,8 @@ from stoker.errors import InputError
 from stoker.index.paged_file import PagedFile, PagedFileInfo, SegmentFileCorrupt, write_blob
 
 ID_BYTES_MAX = 512
+# So many rows at a time are looked up on their own pages while the table is not in memory.
+_FEW_ROWS = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,6 +164,7 @@ class IdTable:
         self._count = count
         self._by_row: NDArray[Any] | None = None
         self._text = b""
+        self._checksums: NDArray[np.uint32] | None = None
         self._reverse: tuple[NDArray[np.uint64], NDArray[np.uint32]] | None = None
         width = np.dtype(layout.by_row_dtype).itemsize
         self._by_row_bytes = width * (count + (1 if layout.kind == "str" else 0))
@@ -187,7 +190,9 @@ class IdTable:
         info = self.file.info
         first = start // info.page_bytes
         count = -(-(start + length) // info.page_bytes) - first
-        pages = self.file.read(first, count, self.file.checksums()).reshape(-1)
+        if self._checksums is None:
+            self._checksums = self.file.checksums()
+        pages = self.file.read(first, count, self._checksums).reshape(-1)
         at = start - first * info.page_bytes
         return pages[at : at + length]
 
@@ -214,6 +219,8 @@ class IdTable:
 
     def ids_at(self, rows: NDArray[np.int64]) -> NDArray[Any]:
         """Ids of rows of any shape; -1, or None, where the row is -1."""
+        if self._by_row is None and 0 < rows.size <= _FEW_ROWS:
+            return self._few(rows)
         self.load()
         by_row = self._by_row
         assert by_row is not None
@@ -232,6 +239,41 @@ class IdTable:
             raise SegmentFileCorrupt(
                 f"{self.file.path}: the id of row {row} is not UTF-8", path=self.file.path
             ) from error
+        return out
+
+    def _few(self, rows: NDArray[np.int64]) -> NDArray[Any]:
+        """Ids of a few rows, reading their own pages alone.
+
+        The whole table of a million rows takes a cloud volume longer than a first answer may take.
+        """
+        dtype = np.dtype(self._layout.by_row_dtype)
+        is_int = self._layout.kind == "int"
+        out: NDArray[Any] = (
+            np.full(rows.shape, -1, np.int64) if is_int else np.empty(rows.shape, object)
+        )
+        for place, row in zip(np.ndindex(rows.shape), rows.reshape(-1).tolist(), strict=True):
+            if row < 0:
+                continue
+            if row >= self._count:
+                raise InputError(f"row {row} of {self._count}")
+            entries = self._range(row * dtype.itemsize, dtype.itemsize * (1 if is_int else 2))
+            values = entries.copy().view(dtype)
+            if is_int:
+                out[place] = int(values[0])
+                continue
+            start, stop = int(values[0]), int(values[1])
+            if not 0 <= start <= stop <= min(self._layout.text_bytes, start + ID_BYTES_MAX):
+                raise SegmentFileCorrupt(
+                    f"{self.file.path}: the id of row {row} lies at {start} to {stop}",
+                    path=self.file.path,
+                )
+            text = self._range(self._by_row_bytes + start, stop - start).tobytes()
+            try:
+                out[place] = text.decode("utf-8")
+            except UnicodeDecodeError as error:
+                raise SegmentFileCorrupt(
+                    f"{self.file.path}: the id of row {row} is not UTF-8", path=self.file.path
+                ) from error
         return out
 
     def rows_of(self, ids: Sequence[Any] | NDArray[Any]) -> NDArray[np.int64]:

@@ -26,6 +26,8 @@ from stoker.errors import CorruptError, InputError
 MAGIC: Final = b"STOKERSG"
 VERSION: Final = 1
 HEADER_BYTES: Final = 4096
+# Up to so many pages are read one by one, without read-ahead.
+_FEW_PAGES: Final = 4
 PAGE_BYTES_MAX: Final = 1 << 20
 KINDS: Final = {
     "links": 1,
@@ -84,9 +86,14 @@ class PagedFileInfo:
     table_crc: int
 
     @property
+    def table_offset(self) -> int:
+        """Byte at which the checksum table begins."""
+        return HEADER_BYTES + self.page_count * self.page_bytes
+
+    @property
     def file_bytes(self) -> int:
         """Exact length of the file."""
-        return HEADER_BYTES + self.page_count * (self.page_bytes + 4)
+        return self.table_offset + self.page_count * 4
 
     def pack(self) -> bytes:
         """The header's bytes."""
@@ -228,7 +235,7 @@ class PagedFile:
             SegmentFileCorrupt: the table is damaged.
         """
         info = self.info
-        offset = HEADER_BYTES + info.page_count * info.page_bytes
+        offset = info.table_offset
         raw = np.fromfile(self.path, np.uint8, count=info.page_count * 4, offset=offset)
         if len(raw) != info.page_count * 4 or _core.crc32c(raw) != info.table_crc:
             raise SegmentFileCorrupt(
@@ -246,7 +253,10 @@ class PagedFile:
         """
         info = self.info
         offset = HEADER_BYTES + first * info.page_bytes
-        raw = np.fromfile(self.path, np.uint8, count=count * info.page_bytes, offset=offset)
+        if count <= _FEW_PAGES:
+            raw = self._read_few(offset, count * info.page_bytes)
+        else:
+            raw = np.fromfile(self.path, np.uint8, count=count * info.page_bytes, offset=offset)
         if len(raw) != count * info.page_bytes:
             raise SegmentFileCorrupt(
                 f"{self.path}: ends at offset {offset + len(raw)}, expected "
@@ -264,6 +274,20 @@ class PagedFile:
                 page=page,
             )
         return pages
+
+    def _read_few(self, offset: int, length: int) -> NDArray[np.uint8]:
+        """Read without the read-ahead that would make each of a few scattered pages cost 32."""
+        try:
+            file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
+                return np.frombuffer(os.pread(file, length, offset), np.uint8)
+            finally:
+                os.close(file)
+        except OSError as error:
+            raise SegmentFileCorrupt(
+                f"{self.path}: cannot be read at offset {offset}: {error}", path=self.path
+            ) from error
 
     def read_bytes(self) -> NDArray[np.uint8]:
         """A dense stream's bytes, all of them, checked: uint8, shape (record_count bytes,)."""

@@ -163,7 +163,8 @@ class SegmentPages:
                 path=str(file.path),
                 offset_bytes=HEADER_BYTES,
                 page_count=file.info.page_count,
-                checksums=file.checksums(),
+                table_offset_bytes=file.info.table_offset,
+                table_crc=file.info.table_crc,
             )
         self.centre = centre.view("<f4").astype(np.float32)
 

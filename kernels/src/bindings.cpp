@@ -290,15 +290,17 @@ void bind_pool(nb::module_& m) {
       .def(
           "add_store",
           [](PagePool& pool, const std::string& path, std::uint64_t offset_bytes,
-             std::uint32_t page_count, Vector<std::uint32_t> checksums) {
+             std::uint32_t page_count, std::uint64_t table_offset_bytes, std::uint32_t table_crc) {
             stoker::StoreSpec spec;
             spec.path = path;
             spec.offset_bytes = offset_bytes;
             spec.page_count = page_count;
-            spec.checksums.assign(checksums.data(), checksums.data() + checksums.shape(0));
+            spec.table_offset_bytes = table_offset_bytes;
+            spec.table_crc = table_crc;
             return pool.add_store(std::move(spec));
           },
-          nb::kw_only(), "path"_a, "offset_bytes"_a, "page_count"_a, "checksums"_a)
+          nb::kw_only(), "path"_a, "offset_bytes"_a, "page_count"_a, "table_offset_bytes"_a,
+          "table_crc"_a, "Pages whose checksums lie in the same file; read when first needed.")
       .def("remove_store", &PagePool::remove_store, "store"_a,
            nb::call_guard<nb::gil_scoped_release>())
       .def(

@@ -33,7 +33,7 @@ const PoolOptions& checked(const PoolOptions& options) {
 }  // namespace
 
 Store::Store(StoreId store_id, StoreSpec&& store_spec, bool direct)
-    : id(store_id), spec(std::move(store_spec)), file(spec.path, direct),
+    : id(store_id), checksums(store_spec), spec(std::move(store_spec)), file(spec.path, direct),
       table(new std::atomic<std::uint32_t>[spec.page_count]), quarantined(spec.page_count, false),
       failed_probation(spec.page_count, 0) {
   for (PageNumber page = 0; page < spec.page_count; ++page) {
@@ -115,7 +115,7 @@ PagePool::~PagePool() = default;
 
 StoreId PagePool::add_store(StoreSpec spec) {
   const std::size_t page_bytes = impl_->options.page_bytes;
-  if (spec.checksums.size() != spec.page_count) {
+  if (spec.table_offset_bytes == 0 && spec.checksums.size() != spec.page_count) {
     throw BadInput(spec.path + ": " + std::to_string(spec.page_count) + " pages need as many " +
                    "checksums, not " + std::to_string(spec.checksums.size()));
   }

@@ -29,13 +29,13 @@ void check_frames(const PagePool::Impl& pool) {
       require(entry.pins.load() == 0, name(frame) + " is free and pinned");
     }
     if (!resident) continue;
-    const Store* store = pool.store_or_null(entry.store);
+    Store* store = pool.store_or_null(entry.store);
     require(store != nullptr, name(frame) + " is of a store that is gone");
     require(store->table[entry.page].load() == frame,
             name(frame) + " holds page " + std::to_string(entry.page) + " of " +
                 store->spec.path + ", which is translated elsewhere");
-    require(crc32c(pool.frame_bytes(frame), pool.options.page_bytes) ==
-                store->spec.checksums[entry.page],
+    const std::uint32_t crc = crc32c(pool.frame_bytes(frame), pool.options.page_bytes);
+    require(store->checksums.match(entry.page, crc),
             name(frame) + " holds wrong bytes for page " + std::to_string(entry.page) + " of " +
                 store->spec.path);
   }

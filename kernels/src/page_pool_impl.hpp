@@ -21,6 +21,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "page_checksums.hpp"
 #include "stoker/page_io.hpp"
 #include "stoker/page_pool.hpp"
 
@@ -65,6 +66,7 @@ struct Store {
   Store(StoreId id, StoreSpec&& spec, bool direct);
 
   StoreId id;
+  PageChecksums checksums;
   const StoreSpec spec;
   PageFile file;
   std::unique_ptr<std::atomic<std::uint32_t>[]> table;

@@ -73,6 +73,20 @@ class TestFolder {
     return spec;
   }
 
+  // The same file with its table of checksums behind the pages, to be read when it is needed.
+  static StoreSpec with_table(StoreSpec spec, std::size_t page_bytes) {
+    const std::size_t length = spec.checksums.size() * sizeof(std::uint32_t);
+    spec.table_offset_bytes = spec.offset_bytes + std::uint64_t{spec.page_count} * page_bytes;
+    spec.table_crc = crc32c(spec.checksums.data(), length);
+    const int fd = ::open(spec.path.c_str(), O_WRONLY);
+    CHECK(fd >= 0);
+    CHECK(::pwrite(fd, spec.checksums.data(), length,
+                   static_cast<off_t>(spec.table_offset_bytes)) == static_cast<ssize_t>(length));
+    ::close(fd);
+    spec.checksums.clear();
+    return spec;
+  }
+
   // Flips one bit of a page on the disk.
   static void damage(const StoreSpec& spec, std::size_t page_bytes, std::uint32_t number,
                      std::size_t bit = 12345) {

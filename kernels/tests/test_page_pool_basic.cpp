@@ -247,6 +247,33 @@ void test_damage_is_quarantined() {
   pool.check();
 }
 
+void test_a_table_is_read_when_it_is_needed() {
+  TestFolder folder;
+  PagePool pool(options_for(64));
+  const StoreSpec spec = TestFolder::with_table(folder.write("a", 21, 300, kPage, 4096), kPage);
+  const StoreId store = pool.add_store(spec);
+  fetch_and_compare(pool, store, 21, numbers(100, 40));
+  pool.check();
+  TestFolder::damage(spec, kPage, 250);
+  const PageRef bad{store, 250};
+  CHECK(pool.fetch(&bad, 1).status(0) == PageStatus::corrupt);
+  // A table that is not the one promised, or not there: every page counts as damaged.
+  for (const bool cut : {false, true}) {
+    StoreSpec other = TestFolder::with_table(folder.write(cut ? "c" : "b", 22, 50, kPage), kPage);
+    if (cut) {
+      CHECK(::truncate(other.path.c_str(), static_cast<off_t>(other.table_offset_bytes + 8)) == 0);
+    } else {
+      other.table_crc ^= 1;
+    }
+    const StoreId hurt = pool.add_store(other);
+    const PageRef first{hurt, 0};
+    CHECK(pool.fetch(&first, 1).status(0) == PageStatus::corrupt);
+    const std::vector<PageNumber> pages = numbers(0, 50);
+    CHECK_EQ(pool.load(hurt, pages.data(), 50, {}).pages_loaded, 0u);
+  }
+  pool.check();
+}
+
 void test_small_pages_and_wrong_input() {
   TestFolder folder;
   PagePool pool(options_for(64, IoBackend::automatic, 512));
@@ -299,6 +326,7 @@ int main() {
   RUN(test_budget_moves);
   RUN(test_stores_come_and_go);
   RUN(test_damage_is_quarantined);
+  RUN(test_a_table_is_read_when_it_is_needed);
   RUN(test_small_pages_and_wrong_input);
   RUN(test_without_direct_io);
   return 0;

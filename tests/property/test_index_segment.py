@@ -145,8 +145,8 @@ def test_the_budget_chooses_the_bits_and_walks_on_two_miss_nothing(
             for batch in segment.unit_batches():
                 if batch.stage <= 1:
                     segment.load_units(batch.kind, batch.units)
-            first = segment.search(queries, 10, recall_target=0.95)
-            assert recall_of(_numbers(segment.ids_at(first.rows)), want).mean() >= 0.94
+            first = segment.search(queries, 10, recall_target=0.97)
+            assert recall_of(_numbers(segment.ids_at(first.rows)), want).mean() >= 0.95
             if budget == four:
                 continue  # all of the budget is the navigation set's, and not held for good
             # All that is left to read settles the answer: each plane in a round, and a last one.

@@ -57,7 +57,11 @@ struct StoreSpec {
   std::string path;
   std::uint64_t offset_bytes = 0;            // a multiple of 4096
   std::uint32_t page_count = 0;
-  std::vector<std::uint32_t> checksums;      // CRC-32C of each page, page_count of them
+  // CRC-32C of each page, page_count of them, little-endian. Or none, and they are read from the
+  // file, at table_offset_bytes, when first needed; table_crc is the CRC-32C of that table.
+  std::vector<std::uint32_t> checksums;
+  std::uint64_t table_offset_bytes = 0;
+  std::uint32_t table_crc = 0;
 };
 
 struct PageRef {

@@ -1,0 +1,32 @@
+// What a store's pages must sum to.
+#pragma once
+
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+#include "stoker/page_pool.hpp"
+
+namespace stoker {
+
+// The table of a store's checksums: given, or read from the file when first asked, since a large
+// segment's tables take longer to read than its first answer. A table that cannot be read, or is
+// not the one that was promised, matches no page: they are then all damaged, and say so.
+class PageChecksums {
+ public:
+  explicit PageChecksums(StoreSpec& spec);   // takes the spec's own table
+  bool match(PageNumber page, std::uint32_t crc);
+
+ private:
+  void read();
+
+  std::string path_;
+  std::uint64_t offset_bytes_;
+  std::uint32_t count_;
+  std::uint32_t table_crc_;
+  std::once_flag once_;
+  bool given_;
+  std::vector<std::uint32_t> table_;
+};
+
+}  // namespace stoker

@@ -1,0 +1,56 @@
+"""A segment's ids, both ways, before and after the whole table is in memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from stoker.errors import CorruptError, InputError
+from stoker.index.ids import IdTable, normalize_ids, write_ids
+
+_INTS = st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=300, unique=True)
+_TEXTS = st.lists(st.text(min_size=1, max_size=40), min_size=1, max_size=300, unique=True).filter(
+    lambda texts: all(text.isprintable() for text in texts)
+)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(ids=_INTS | _TEXTS, seed=st.integers(0, 2**16))
+def test_a_few_rows_read_from_their_own_pages_are_those_of_the_table(
+    tmp_path_factory: pytest.TempPathFactory, ids: list[Any], seed: int
+) -> None:
+    path = tmp_path_factory.mktemp("ids") / "ids.stk"
+    layout, _ = write_ids(path, normalize_ids(ids, len(ids)), page_bytes=4096)
+    table = IdTable(path, layout, len(ids))
+    rng = np.random.default_rng(seed)
+    for shape in ((3,), (2, 5), (1, 1)):
+        rows = rng.integers(-1, len(ids), shape)
+        found = table.ids_at(rows)
+        assert table.loaded_bytes == 0
+        missing = None if isinstance(ids[0], str) else -1
+        want = [ids[row] if row >= 0 else missing for row in rows.reshape(-1).tolist()]
+        assert found.shape == shape
+        assert found.reshape(-1).tolist() == want
+    with pytest.raises(InputError, match="row"):
+        table.ids_at(np.array([len(ids)]))
+    assert table.load() > 0
+    everything = np.arange(-1, len(ids))
+    assert table.ids_at(everything).tolist()[1:] == ids
+    np.testing.assert_array_equal(table.rows_of(ids), np.arange(len(ids)))
+
+
+def test_damage_is_named_whether_few_rows_are_asked_for_or_all(tmp_path: Path) -> None:
+    path = tmp_path / "ids.stk"
+    layout, _ = write_ids(path, normalize_ids(None, 5_000), page_bytes=4096)
+    raw = bytearray(path.read_bytes())
+    raw[4096 + 5] ^= 4
+    path.write_bytes(raw)
+    for rows in (np.array([1]), np.arange(5_000)):
+        with pytest.raises(CorruptError, match="page 0"):
+            IdTable(path, layout, 5_000).ids_at(rows)
+    assert IdTable(path, layout, 5_000).ids_at(np.array([4_999])).tolist() == [4_999]
