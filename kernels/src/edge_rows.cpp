@@ -19,17 +19,13 @@ std::size_t slot_of(std::uint64_t key, std::size_t slots) {
   return fold_product(key, 0x9E3779B97F4A7C15u) & (slots - 1);
 }
 
-// The rows lie anywhere in memory; they are on their way while the other pairs are summed.
-void prefetch_row(const EdgeRows& table, std::int64_t tail) {
+// The rows lie anywhere in memory: those that come next are on their way while one is worked on.
+constexpr std::size_t kAhead = 12;
+
+void prefetch(const void* first, std::size_t bytes) {
   constexpr std::size_t kLine = 64;
-  const std::size_t row = static_cast<std::size_t>(tail) * table.degree;
-  const char* targets = reinterpret_cast<const char*>(table.targets + row);
-  for (std::size_t at = 0; at < table.degree * sizeof(std::int32_t); at += kLine) {
-    __builtin_prefetch(targets + at);
-  }
-  const char* weights = reinterpret_cast<const char*>(table.weights + row);
-  for (std::size_t at = 0; at < table.degree * sizeof(double); at += kLine) {
-    __builtin_prefetch(weights + at, 1);
+  for (std::size_t at = 0; at < bytes; at += kLine) {
+    __builtin_prefetch(static_cast<const char*>(first) + at, 1);
   }
 }
 
@@ -59,7 +55,6 @@ std::vector<Pair> summed(const EdgeRows& table, const std::int64_t* tails,
     for (;; at = (at + 1) & (slots - 1)) {
       if (places[at] == 0) {
         pairs.push_back({short_tail, short_head, weights[i]});
-        prefetch_row(table, tail);
         places[at] = static_cast<std::uint32_t>(pairs.size());
         break;
       }
@@ -89,8 +84,15 @@ void replace_weakest(const EdgeRows& table, std::int32_t tail, std::vector<Pair>
   double* weights = table.weights + static_cast<std::size_t>(tail) * degree;
   const std::size_t fits = std::min(degree, edges.size());
   if (fits == 1) {
-    const std::size_t slot =
-        static_cast<std::size_t>(std::min_element(weights, weights + degree) - weights);
+    // The first of the least: four at a time, then which it was.
+    double least[4] = {weights[0], weights[0], weights[0], weights[0]};
+    for (std::size_t at = 0; at < degree; ++at) {
+      double& part = least[at % 4];
+      part = weights[at] < part ? weights[at] : part;
+    }
+    const double weight = std::min(std::min(least[0], least[1]), std::min(least[2], least[3]));
+    std::size_t slot = 0;
+    while (weights[slot] != weight) ++slot;
     targets[slot] = edges[0].head;
     weights[slot] = edges[0].weight;
     return;
@@ -126,6 +128,10 @@ void add_edges(const EdgeRows& table, const std::int64_t* tails, const std::int6
   std::vector<std::uint32_t> next(pairs.size(), kNone);
   const auto degree = static_cast<std::int32_t>(table.degree);
   for (std::uint32_t i = 0; i < pairs.size(); ++i) {
+    if (i + kAhead < pairs.size()) {
+      const std::size_t row = static_cast<std::size_t>(pairs[i + kAhead].tail) * table.degree;
+      prefetch(table.targets + row, table.degree * sizeof(std::int32_t));
+    }
     const Pair& pair = pairs[i];
     const std::size_t row = static_cast<std::size_t>(pair.tail) * table.degree;
     const std::int32_t* targets = table.targets + row;
@@ -147,7 +153,12 @@ void add_edges(const EdgeRows& table, const std::int64_t* tails, const std::int6
     }
   }
   std::vector<Pair> edges;
-  for (const Chain& chain : chains) {
+  for (std::size_t at = 0; at < chains.size(); ++at) {
+    if (at + kAhead < chains.size()) {
+      const std::size_t row = static_cast<std::size_t>(chains[at + kAhead].tail) * table.degree;
+      prefetch(table.weights + row, table.degree * sizeof(double));
+    }
+    const Chain& chain = chains[at];
     edges.clear();
     for (std::uint32_t i = chain.first; i != kNone; i = next[i]) edges.push_back(pairs[i]);
     replace_weakest(table, chain.tail, edges);
