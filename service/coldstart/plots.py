@@ -46,59 +46,70 @@ def draw(figures: Sequence[ScenarioFigures], folder: Path, options: BenchOptions
 def _latency(
     plot: Any, figures: Sequence[ScenarioFigures], folder: Path, options: BenchOptions
 ) -> str:
-    """p99 in short windows over time, one panel a scenario, the main methods only."""
+    """p99 in short slices over time, one panel a scenario, the main methods only."""
     columns = min(2, len(figures))
     rows = -(-len(figures) // columns)
     canvas, axes = plot.subplots(
-        rows, columns, figsize=(6.2 * columns, 3.5 * rows + 0.9), sharey=True, squeeze=False
+        rows,
+        columns,
+        figsize=(6.2 * columns, 3.2 * rows + 0.9),
+        sharex=True,
+        sharey=True,
+        squeeze=False,
+        layout="constrained",
     )
-    for axis in axes.flat[len(figures) :]:
-        axis.set_visible(False)
+    lines: dict[str, Any] = {}
     for axis, figure in zip(axes.flat, figures, strict=False):
-        edges = np.linspace(0.0, options.seconds, _BIN_COUNT + 1)
-        bins = np.clip(np.searchsorted(edges, figure.arrivals_s, "right") - 1, 0, _BIN_COUNT - 1)
-        centres = (edges[:-1] + edges[1:]) / 2
-        for method in _LINES:
-            if method not in figure.latency_ms:
-                continue
-            values = [
-                p99(figure.latency_ms[method][bins == number]) for number in range(_BIN_COUNT)
-            ]
-            axis.plot(
-                centres,
-                values,
-                _LINES[method],
-                color=_COLOURS.get(method, "#333333"),
-                linewidth=2.6 if method == "stoker" else 1.5,
-                label=METHOD_LABELS[method],
-                zorder=3 if method == "stoker" else 2,
-            )
-        limit = SLO_FACTOR * figure.steady_p99_ms
-        axis.axhline(limit, color="#333333", linewidth=0.8, linestyle="--", zorder=1)
-        axis.annotate(
-            f"SLO {limit:.2g} ms",
-            (options.seconds, limit),
-            xytext=(-2, 3),
-            textcoords="offset points",
-            ha="right",
-            fontsize=8,
-        )
-        axis.set_yscale("log")
-        axis.set_xlim(0, options.seconds)
-        axis.set_title(figure.name, loc="left", fontweight="bold")
-        axis.grid(alpha=0.25)
+        lines |= _panel(axis, figure, options)
     for axis in axes[:, 0]:
         axis.set_ylabel("p99 latency, ms (log)")
-    for axis in axes[-1]:
-        axis.set_xlabel("seconds since the traffic began")
-    handles, labels = axes.flat[0].get_legend_handles_labels()
-    canvas.suptitle("Latency after a cold start, counted from when a request was due", y=0.995)
-    canvas.legend(
-        handles, labels, loc="upper center", ncols=len(labels), bbox_to_anchor=(0.5, 0.965),
-        frameon=False,
-    )  # fmt: skip
-    canvas.tight_layout(rect=(0, 0, 1, 0.93))
+    for column in range(columns):
+        last = axes[(len(figures) - 1 - column) // columns][column]
+        last.set_xlabel("seconds since process start")
+        last.tick_params(labelbottom=True)
+    canvas.suptitle(
+        "Latency of a replica that starts cold, counted from when each request was due\n"
+        "a line begins when the replica takes traffic"
+    )
+    spare = axes.flat[len(figures) :]
+    for axis in spare:
+        axis.axis("off")
+    if len(spare):
+        spare[0].legend(lines.values(), lines.keys(), loc="center", fontsize=12, frameon=False)
+    else:
+        canvas.legend(
+            lines.values(), lines.keys(), loc="outside lower center", ncols=len(lines),
+            frameon=False,
+        )  # fmt: skip
     return _saved(plot, canvas, folder / "coldstart-latency.png")
+
+
+def _panel(axis: Any, figure: ScenarioFigures, options: BenchOptions) -> dict[str, Any]:
+    edges = np.linspace(0.0, options.seconds, _BIN_COUNT + 1)
+    bins = np.clip(np.searchsorted(edges, figure.arrivals_s, "right") - 1, 0, _BIN_COUNT - 1)
+    lines = {}
+    for method in _LINES:
+        row = figure.row(method)
+        if row is None:
+            continue
+        latency = figure.latency_ms[method]
+        (line,) = axis.plot(
+            (edges[:-1] + edges[1:]) / 2 + row.begins_s.median,
+            [p99(latency[bins == number]) for number in range(_BIN_COUNT)],
+            _LINES[method],
+            color=_COLOURS.get(method, "#333333"),
+            linewidth=2.4 if method == "stoker" else 1.4,
+            zorder=3 if method == "stoker" else 2,
+        )
+        lines[METHOD_LABELS[method]] = line
+    limit = SLO_FACTOR * figure.steady_p99_ms
+    axis.axhline(limit, color="#333333", linewidth=0.9, linestyle="--", zorder=1)
+    axis.set_yscale("log")
+    axis.set_xlim(0, options.seconds)
+    title = f"{figure.name}  (dashed: SLO, {limit:.2f} ms)"
+    axis.set_title(title, loc="left", fontweight="bold", fontsize=11)
+    axis.grid(alpha=0.25)
+    return lines
 
 
 def _slo(plot: Any, figures: Sequence[ScenarioFigures], folder: Path, options: BenchOptions) -> str:
@@ -111,6 +122,7 @@ def _slo(plot: Any, figures: Sequence[ScenarioFigures], folder: Path, options: B
         sharey=True,
         sharex=True,
         squeeze=False,
+        layout="constrained",
     )
     reached = [row.slo_s for figure in figures for row in figure.rows if row.slo_s is not None]
     widest = max([*reached, 0.1])
@@ -127,10 +139,7 @@ def _slo(plot: Any, figures: Sequence[ScenarioFigures], folder: Path, options: B
         axis.set_xlabel("s since process start")
         axis.set_axisbelow(True)
     axes[0][0].set_yticks(range(len(shown)), [METHOD_LABELS[method] for method in shown])
-    canvas.suptitle(
-        f"Time until p99 stays within {SLO_FACTOR} × steady, and MiB read by then", y=0.99
-    )
-    canvas.tight_layout(rect=(0, 0, 1, 0.97))
+    canvas.suptitle(f"Time until p99 stays within {SLO_FACTOR} × steady, and MiB read by then")
     return _saved(plot, canvas, folder / "coldstart-slo.png")
 
 
