@@ -9,6 +9,7 @@ Every read is timed; figures are of all threads together.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import platform
@@ -26,52 +27,67 @@ from stoker.kvcache.tenant_slots import TenantQuota, TenantSlots
 THREADS = 4
 
 
-def timed(read: Callable[[], Any], *, seconds: float, beside: Callable[[], Any] | None) -> Any:
-    """Read in threads for a while; returns the times of all reads, us, and the writes beside."""
-    stop = threading.Event()
+@dataclasses.dataclass
+class Reads:
+    """The times of all threads' reads, us; the writes beside them; how long all took."""
+
+    times_us: list[np.ndarray]
+    writes: int = 0
+    seconds: float = 0.0
+
+    def row(self) -> dict[str, float]:
+        times = np.concatenate(self.times_us)
+        figures = {
+            "reads_per_s": round(len(times) / self.seconds),
+            "p50_us": round(float(np.percentile(times, 50)), 2),
+            "p99_us": round(float(np.percentile(times, 99)), 2),
+            "p999_us": round(float(np.percentile(times, 99.9)), 1),
+        }
+        return figures | (
+            {"writes_per_s": round(self.writes / self.seconds)} if self.writes else {}
+        )
+
+
+def timed(
+    into: Reads, read: Callable[[], Any], *, reads: int, beside: Callable[[], Any] | None
+) -> None:
+    """Read so often in each thread, perhaps beside a writer that goes on until they are done."""
     start = threading.Barrier(THREADS + 1 + (beside is not None))
-    found: list[np.ndarray] = []
-    writes = [0]
+    done = threading.Event()
 
     def run() -> None:
-        times: list[int] = []
+        times = np.zeros(reads)
         start.wait()
-        while not stop.is_set():
+        for place in range(reads):
             began = time.perf_counter_ns()
             read()
-            times.append(time.perf_counter_ns() - began)
-        found.append(np.array(times) / 1e3)
+            times[place] = time.perf_counter_ns() - began
+        into.times_us.append(times / 1e3)
 
     def write() -> None:
         assert beside is not None
         start.wait()
-        while not stop.is_set():
+        while True:
             beside()
-            writes[0] += 1
+            into.writes += 1
+            if done.is_set():
+                return
 
-    threads = [threading.Thread(target=run) for _ in range(THREADS)]
-    threads += [threading.Thread(target=write)] if beside is not None else []
-    for thread in threads:
+    readers = [threading.Thread(target=run) for _ in range(THREADS)]
+    writers = [threading.Thread(target=write)] if beside is not None else []
+    for thread in (*readers, *writers):
         thread.start()
     start.wait()
-    time.sleep(seconds)
-    stop.set()
-    for thread in threads:
+    began = time.perf_counter()
+    for thread in readers:
         thread.join()
-    return np.concatenate(found), writes[0]
+    into.seconds += time.perf_counter() - began
+    done.set()
+    for thread in writers:
+        thread.join()
 
 
-def row(times: np.ndarray, seconds: float, writes: int = 0) -> dict[str, float]:
-    figures = {
-        "reads_per_s": round(len(times) / seconds),
-        "p50_us": round(float(np.percentile(times, 50)), 2),
-        "p99_us": round(float(np.percentile(times, 99)), 2),
-        "p999_us": round(float(np.percentile(times, 99.9)), 1),
-    }
-    return figures | ({"writes_per_s": round(writes / seconds)} if writes else {})
-
-
-def measure(seconds: float) -> dict[str, Any]:
+def measure(reads: int) -> dict[str, Any]:
     slots: TenantSlots[str] = TenantSlots(bytes_max=1_000, quota=TenantQuota(1_000))
     slots.put("t", "k", "value", 10)
 
@@ -112,24 +128,18 @@ def measure(seconds: float) -> dict[str, Any]:
         "locked_dict_alone": (read_locked, None),
         "locked_dict_beside_writer": (read_locked, write_locked),
     }
-    times: dict[str, list[np.ndarray]] = {name: [] for name in runs}
-    writes = dict.fromkeys(runs, 0)
-    rounds = 3
-    for _ in range(rounds):  # in turn: what else runs on the machine meets all of them
+    found = {name: Reads([]) for name in runs}
+    for _ in range(3):  # in turn: what else runs on the machine meets all of them
         for name, (read, beside) in runs.items():
-            found, count = timed(read, seconds=seconds / rounds, beside=beside)
-            times[name].append(found)
-            writes[name] += count
+            timed(found[name], read, reads=reads, beside=beside)
     table.check()
-    return {
-        name: row(np.concatenate(found), seconds, writes[name]) for name, found in times.items()
-    }
+    return {name: way.row() for name, way in found.items()}
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=3.0, help="per way of reading")
+    parser.add_argument("--reads", type=int, default=100_000, help="per thread, way and round")
     chosen = parser.parse_args()
-    print(json.dumps(measure(chosen.seconds), indent=1))
+    print(json.dumps(measure(chosen.reads), indent=1))
     machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
     print(f"{THREADS} reading threads; machine {machine}")
