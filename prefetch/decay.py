@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import ConfigError, InputError
+from stoker.kernels._core import add_runs
 
 Ages = float | NDArray[np.float64]
 
@@ -164,12 +165,11 @@ class DecayedCounts:
         newest = float(times_s[sizes > 0].max())
         for part, rate in enumerate(self.law.rates):
             self._advance(part, newest * rate)
-            exponent = times_s * rate
-            whole = np.floor(exponent)
-            fraction = np.exp2(exponent - whole)
-            shift = np.clip(whole - self.landmarks[part], -2000.0, 1000.0).astype(np.int32)
-            grown = np.repeat(np.ldexp(fraction, shift), sizes)
-            np.add.at(self.parts[part], keys, grown * amounts)
+        exponents = np.multiply.outer(np.array(self.law.rates), times_s)
+        whole = np.floor(exponents)
+        fraction = np.exp2(exponents - whole)
+        shift = np.clip(whole - self.landmarks[:, None], -2000.0, 1000.0).astype(np.int32)
+        add_runs(self.parts, keys, sizes, np.ldexp(fraction, shift), amounts)
 
     def _advance(self, part: int, exponent: float) -> None:
         """Move the landmark so that the newest exponent lies within 512 of it."""

@@ -363,4 +363,19 @@ void bind_events(nb::module_& m) {
       },
       "targets"_a, "weights"_a, "tails"_a, "heads"_a, "grown"_a,
       "Strengthen edges in rows of slots, in place.");
+  m.def(
+      "add_runs",
+      [](Table<double> values, Vector<std::int64_t> numbers, Vector<std::int64_t> sizes,
+         Table<const double> grown, Vector<double> amounts) {
+        if (grown.shape(0) != values.shape(0) || grown.shape(1) != sizes.shape(0) ||
+            amounts.shape(0) != numbers.shape(0)) {
+          throw stoker::BadInput("counts, runs and amounts differ in shape");
+        }
+        const nb::gil_scoped_release release;
+        stoker::add_runs(values.data(), values.shape(0), values.shape(1), numbers.data(),
+                         numbers.shape(0), sizes.data(), grown.data(), sizes.shape(0),
+                         amounts.data());
+      },
+      "values"_a, "numbers"_a, "sizes"_a, "grown"_a, "amounts"_a,
+      "Add each run's growth times the amount to its keys' values, per part, in place.");
 }

@@ -165,6 +165,35 @@ void add_edges(const EdgeRows& table, const std::int64_t* tails, const std::int6
   }
 }
 
+void add_runs(double* values, std::size_t parts, std::size_t keys, const std::int64_t* numbers,
+              std::size_t count, const std::int64_t* sizes, const double* grown, std::size_t runs,
+              const double* amounts) {
+  std::size_t total = 0;
+  for (std::size_t run = 0; run < runs; ++run) {
+    if (sizes[run] < 0) throw BadInput("a run has " + std::to_string(sizes[run]) + " keys");
+    total += static_cast<std::size_t>(sizes[run]);
+  }
+  if (total != count) {
+    throw BadInput("runs of " + std::to_string(total) + " keys, " + std::to_string(count) +
+                   " are given");
+  }
+  for (std::size_t i = 0; i < count; ++i) {
+    if (numbers[i] < 0 || static_cast<std::size_t>(numbers[i]) >= keys) {
+      throw BadInput("key " + std::to_string(numbers[i]) + " among " + std::to_string(keys));
+    }
+  }
+  for (std::size_t part = 0; part < parts; ++part) {
+    double* row = values + part * keys;
+    std::size_t at = 0;
+    for (std::size_t run = 0; run < runs; ++run) {
+      const double growth = grown[part * runs + run];
+      for (const std::size_t end = at + static_cast<std::size_t>(sizes[run]); at < end; ++at) {
+        row[numbers[at]] += growth * amounts[at];
+      }
+    }
+  }
+}
+
 Links links_of(const std::vector<std::int64_t>& sizes, const std::vector<std::int64_t>& numbers,
                const std::uint8_t* linked, std::size_t window, const Links& followed) {
   Links out;

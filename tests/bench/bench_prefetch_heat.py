@@ -11,8 +11,9 @@ Size: a graph of a million chunks with ten million edges takes events; the time 
 of a tick (PageRank tracked by push), of a snapshot, of cutting it into parts for the heat topic
 and of a new replica's start from them is printed, and the process's memory.
 
-Tail: streams of more and more distinct keys meet a table of 100,000; a row each says what memory
-they take, at what rate they are taken in, and how well the most asked are known.
+Tail: streams of more and more distinct keys meet a table with room for 20,000, a tenth or half of
+their accesses spread over all of them; a row each says what memory they take, at what rate they are
+taken in, and how well the most asked are known.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import hashlib
+import itertools
 import json
 import platform
 import resource
@@ -288,10 +290,12 @@ def size(keys: int, degree: int, *, seed: int) -> dict[str, float]:
     }
 
 
-def tail(distinct: int, *, keys_max: int, events: int, seed: int) -> dict[str, float]:
+def tail(
+    distinct: int, *, keys_max: int, events: int, tail_ratio: float, seed: int
+) -> dict[str, float]:
     """Measure a heat with room for ``keys_max`` keys under a stream of ``distinct`` ones.
 
-    Half of the accesses go to ten thousand popular keys, the other half to all alike: the tail.
+    All accesses but ``tail_ratio`` of them go to ten thousand popular keys, the rest to all alike.
     """
     rng = np.random.default_rng(seed)
     graph = HeatGraph(PrefetchSettings(heat_keys_max=keys_max, heat_tail_buckets=1 << 18))
@@ -300,7 +304,7 @@ def tail(distinct: int, *, keys_max: int, events: int, seed: int) -> dict[str, f
     for start in range(0, events, 2000):
         popular = rng.zipf(1.2, (2000, 10)) % 10_000
         rare = rng.integers(0, distinct, (2000, 10))
-        chunks = np.where(rng.random((2000, 10)) < 0.5, popular, rare)
+        chunks = np.where(rng.random((2000, 10)) < tail_ratio, rare, popular)
         batch = EventBatch()
         for i, row in enumerate(chunks.tolist()):
             keys = [f"c{number}" for number in row]
@@ -346,9 +350,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--degree", type=int, default=10)
     parser.add_argument(
         "--distinct", type=int, nargs="*", default=[20_000, 200_000, 2_000_000],
-        help="distinct keys of the streams that meet a table of 100,000",
+        help="distinct keys of the streams that meet a table with less room",
     )  # fmt: skip
     parser.add_argument("--tail-events", type=int, default=100_000)
+    parser.add_argument("--tail-keys", type=int, default=20_000, help="room in the table")
     args = parser.parse_args(argv)
     results: list[Any] = []
     if not args.size_only:
@@ -365,10 +370,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"worth: not measured, {RAGPULSE} is not there")
     for name, value in size(args.keys, args.degree, seed=0).items():
         print(f"{name:>18}  {value:,.1f}")
-    for distinct in args.distinct:
-        row = tail(distinct, keys_max=100_000, events=args.tail_events, seed=0)
-        print("  ".join(f"{name} {value:,.3g}" if value < 2 else f"{name} {value:,.0f}"
-                        for name, value in row.items()), flush=True)  # fmt: skip
+    for distinct, tail_ratio in itertools.product(args.distinct, (0.1, 0.5)):
+        row = tail(
+            distinct, keys_max=args.tail_keys, events=args.tail_events, tail_ratio=tail_ratio,
+            seed=0,
+        )  # fmt: skip
+        shown = [f"{name} {value:,.{0 if value >= 2 else 4}f}" for name, value in row.items()]
+        print(f"tail {tail_ratio:.0%}:", ", ".join(shown), flush=True)
     digest = hashlib.blake2b(json.dumps(results).encode(), digest_size=6).hexdigest()
     print(
         f"{platform.platform()}, Python {platform.python_version()}; "

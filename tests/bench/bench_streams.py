@@ -5,7 +5,8 @@
 
 Each source is measured as raw bytes first (its own ceiling), then through the consumer loop into
 the heat graph. Rates are given per second of wall clock and per second of CPU time of this process
-(all its threads); on a busy machine the latter is the steadier one. Without --kafka the script
+(all its threads); on a busy machine the latter is the steadier one. Last, the heat is published to
+a compacted topic, and a new replica starts from it. Without --kafka the script
 starts Apache Kafka as the tests do, on this machine, where it takes CPU time of its own.
 """
 
@@ -47,6 +48,7 @@ from stoker.prefetch.events import (
 from stoker.prefetch.heat import HeatGraph
 from stoker.service.consume import ConsumeLoop, ConsumeOptions, Sink
 from stoker.service.embedded_log import EmbeddedLog
+from stoker.service.heat_topic import HeatPublisher, read_heat
 from stoker.service.kafka_options import KafkaOptions
 from stoker.service.streams import EventLog, TopicSpec
 
@@ -77,6 +79,7 @@ class Bench:
         self.entries = make_entries(events, seed)
         self.rows: list[Row] = []
         self.digests: list[str] = []
+        self.starts: list[dict[str, Any]] = []
 
     @contextmanager
     def measured(self, name: str) -> Iterator[None]:
@@ -115,11 +118,39 @@ class Bench:
         consumer.close()
         self.loop(f"{name}: poll, decode, deduplicate", log, topic, folder, Nothing())
         graph = HeatGraph()
-        self.loop(f"{name}: poll, decode, deduplicate, heat", log, topic, folder, graph)
+        saved = self.loop(f"{name}: poll, decode, deduplicate, heat", log, topic, folder, graph)
         self.digests.append(hashlib.sha256(graph.to_snapshot()).hexdigest())
+        self.start(name, log, topic, saved, graph)
 
-    def loop(self, name: str, log: EventLog, topic: str, folder: Path, sink: Sink) -> None:
-        """Measure the consumer loop with one sink."""
+    def start(self, name: str, log: EventLog, topic: str, saved: Path, graph: HeatGraph) -> None:
+        """Publish the heat to a compacted topic, and start a new replica from it."""
+        heat_topic = f"{topic}.heat"
+        publisher = HeatPublisher(
+            log, topic=heat_topic, publisher="bench", snapshot_path=saved, every_s=0.0
+        )
+        began_s = time.perf_counter()
+        while not publisher.step(0.5):
+            pass
+        published_s = time.perf_counter()
+        publisher.close()
+        took_s, used_s = time.perf_counter(), time.process_time()
+        found = read_heat(log, heat_topic, event_topic=topic)
+        assert found is not None
+        replica = HeatGraph.from_snapshot(found[1])
+        self.starts.append(
+            {
+                "name": name,
+                "keys": replica.key_count,
+                "bytes": len(found[1]),
+                "publish_s": published_s - began_s,
+                "start_s": time.perf_counter() - took_s,
+                "start_cpu_s": time.process_time() - used_s,
+            }
+        )
+        assert replica.to_snapshot() == graph.to_snapshot()
+
+    def loop(self, name: str, log: EventLog, topic: str, folder: Path, sink: Sink) -> Path:
+        """Measure the consumer loop with one sink; returns its snapshot's path."""
         group = f"loop-{uuid.uuid4().hex[:6]}"
         loop = ConsumeLoop(
             log,
@@ -137,6 +168,7 @@ class Bench:
                 loop.step(30.0)
         self.rows[-1].events -= before
         loop.close()
+        return folder / group
 
     def kafka_ceilings(self, bootstrap: str, client: str, topic: str) -> None:
         """Measure what the client itself does with raw bytes, with settings like ours."""
@@ -308,6 +340,7 @@ def run(events: int, *, seed: int, kafka: str | None, with_kafka: bool) -> dict[
         "broker": broker_name,
         "rows": [dataclasses.asdict(row) for row in bench.rows],
         "lines": [row.line() for row in bench.rows],
+        "starts": bench.starts,
         "state_sha256": bench.digests[0],
     }
 
@@ -333,6 +366,13 @@ def render(report: dict[str, Any]) -> str:
             f"command: {shlex.join(sys.argv)}",
             head,
             *report["lines"],
+            *(
+                f"{start['name']}: heat topic published in {start['publish_s']:.2f} s (with "
+                f"joining its group), a new replica starts from it in {start['start_s']:.2f} s "
+                f"({start['start_cpu_s']:.2f} of CPU): {start['keys']:,} keys, "
+                f"{start['bytes'] / (1 << 20):.0f} MiB"
+                for start in report["starts"]
+            ),
             f"state sha256 {report['state_sha256'][:16]}, the same from every source",
         ]
     )

@@ -63,7 +63,9 @@ def test_heat(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
         assert 0.0 <= row["predicted"] <= 1.0
         assert 0.0 <= row["measured"] <= 1.0
     sizes = bench.size(5_000, 6, seed=1)
+    tail = bench.tail(5_000, keys_max=500, events=4_000, tail_ratio=0.5, seed=1)
     with capsys.disabled():
-        print(f"\n{bench.render_worth(rows)}\n{sizes}")
+        print(f"\n{bench.render_worth(rows)}\n{sizes}\n{tail}")
+    assert tail["keys"] <= 500 < tail["distinct"]
     assert all(0.0 <= share <= 1.0 for row in rows for share in row["coverage"])
     assert sizes["edges"] > 25_000

@@ -22,6 +22,13 @@ struct EdgeRows {
 void add_edges(const EdgeRows& table, const std::int64_t* tails, const std::int64_t* heads,
                const double* weights, std::size_t count);
 
+// Adds to `values`, of `parts` rows of `keys` columns, each run's growth (`grown`, of `parts` rows
+// of `runs` columns) times the amount, for each of the run's keys in their order. Throws BadInput
+// where a key or a size is out of range; then nothing was changed.
+void add_runs(double* values, std::size_t parts, std::size_t keys, const std::int64_t* numbers,
+              std::size_t count, const std::int64_t* sizes, const double* grown, std::size_t runs,
+              const double* amounts);
+
 struct Links {
   std::vector<std::int64_t> tails, heads, rows;
 };
