@@ -7,6 +7,7 @@ prompt, and an inference engine to warm, shared between replicas.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,7 @@ class KvParts:
         if settings.documents_bytes_max:
             self.documents = DocumentSlots(read, settings)
         self._orders: dict[str, PromptOrder] = {}
+        self._orders_lock = threading.Lock()
         self.replicas: ReplicatedMetadata | None = None
         self.warm_loop: EngineWarmLoop | None = None
         self._follower: KvEventFollower | None = None
@@ -133,12 +135,13 @@ class KvParts:
         """Return results in the order that shares the longest prompt; () where that is off."""
         if not self._settings.prompt_order_enabled or not names:
             return ()
-        order = self._orders.get(tenant)
-        if order is None:
-            if len(self._orders) >= self._settings.reuse_tenants_max:
-                self._orders.clear()
-            order = self._orders.setdefault(tenant, PromptOrder(nodes_max=50_000))
-        return tuple(str(name) for name in order.arrange(list(dict.fromkeys(names))))
+        with self._orders_lock:
+            order = self._orders.get(tenant)
+            if order is None:
+                while len(self._orders) >= self._settings.reuse_tenants_max:
+                    del self._orders[next(iter(self._orders))]
+                order = self._orders[tenant] = PromptOrder(nodes_max=50_000)
+            return tuple(str(name) for name in order.arrange(list(dict.fromkeys(names))))
 
     # -- an inference engine -----------------------------------------------------------------
 

@@ -290,3 +290,26 @@ def test_a_missing_package_names_its_extra() -> None:
 
     with pytest.raises(UnavailableError, match=r"stoker\[engines\]"):
         need_package("no_such_package_here", extra="engines")
+
+
+def test_prompt_orders_of_many_threads_and_tenants_stay_whole() -> None:
+    parts = KvParts(
+        KvcacheSettings(prompt_order_enabled=True, reuse_tenants_max=2),
+        read=Index().documents, index_id=str, event_log=None, replica="r",
+    )  # fmt: skip
+    faults: list[tuple[str, ...]] = []
+
+    def ask(number: int) -> None:
+        for step in range(100):
+            names = [f"p{(step * number + place) % 17}" for place in range(5)]
+            found = parts.prompt_order(f"t{number % 3}", names)
+            if sorted(found) != sorted(names):
+                faults.append(found)
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert faults == []
+    assert parts.prompt_order("x", ["b", "a", "b"]) in {("b", "a"), ("a", "b")}
