@@ -21,7 +21,7 @@ from typing import Any
 from stoker.service.logging import configure_quietly
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from engine_data import EPOCH_MOVES, EPOCH_QUERIES, REAL_DIM, corpus, facts, questions
+from engine_data import EPOCH_MOVES, EPOCH_QUERIES, PADS, REAL_DIM, corpus, facts, questions
 from engine_growth import growth, parse_sizes
 from engine_machine import machine, read_ahead, versions
 from engine_ordering import ordering
@@ -54,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
 def measure(args: argparse.Namespace, work: Path, peers: list[str]) -> dict[str, Any]:
     """All parts that were asked for."""
     parts = args.parts.split(",")
-    vectors = corpus(args.count, args.dim, work)
+    vectors = corpus(args.count, args.dim, work, args.pads)
     asked = questions(vectors, args.queries, work)
     bench = Bench(work, vectors, peers)
     efforts = Efforts(bench)
@@ -62,7 +62,7 @@ def measure(args: argparse.Namespace, work: Path, peers: list[str]) -> dict[str,
         "command": " ".join(sys.argv),
         "machine": machine(),
         "versions": versions() | peer_versions(peers),
-        "corpus": facts(vectors),
+        "corpus": facts(vectors) | {"pads": args.pads},
         "peers": peers,
         "settings": {
             "epoch_queries": EPOCH_QUERIES,
@@ -102,7 +102,7 @@ def measure(args: argparse.Namespace, work: Path, peers: list[str]) -> dict[str,
             )
     if args.growth:
         several = [peer for peer in peers if peer in args.growth_peers.split(",")]
-        results["growth"] = growth(parse_sizes(args.growth), several, work, args.repeats)
+        results["growth"] = growth(parse_sizes(args.growth), several, work, args.repeats, args.pads)
     results["efforts"] = efforts.all()
     return results
 
@@ -116,6 +116,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--count", type=int, default=100_000, help="vectors")
     add("--dim", type=int, default=REAL_DIM, help="dimensions")
+    add("--pads", choices=PADS, default="spread", help="how vectors are generated")
     add("--queries", type=int, default=2_000, help="in each stream")
     add("--repeats", type=int, default=3)
     add("--peers", default=",".join(PEERS))

@@ -26,7 +26,9 @@ def parse_sizes(text: str) -> list[tuple[int, int]]:
     return sizes
 
 
-def growth(sizes: list[tuple[int, int]], peers: list[str], work: Path, repeats: int) -> Any:
+def growth(
+    sizes: list[tuple[int, int]], peers: list[str], work: Path, repeats: int, pads: str
+) -> Any:
     """Measure every size, then fit the microseconds per query of each dimension to a + b log2 n.
 
     Queries a second are read off at equal recall, so that a larger set pays for the wider walk
@@ -34,7 +36,7 @@ def growth(sizes: list[tuple[int, int]], peers: list[str], work: Path, repeats: 
     """
     rows: list[dict[str, Any]] = []
     for count, dim in sizes:
-        vectors = corpus(count, dim, work)
+        vectors = corpus(count, dim, work, pads)
         asked = questions(vectors, _QUERIES, work)
         bench = Bench(work, vectors, peers)
         for peer in peers:

@@ -91,7 +91,7 @@ def _head(results: dict[str, Any]) -> list[str]:
         f"Linux {m['kernel']}, Python {m['python']}, {m['simd']}.",
         f"{packages}.",
         "",
-        f"{c['real']:,} vectors are real, the others generated near neighbours.",
+        f"{c['real']:,} vectors are real, the others generated near neighbours ({c['pads']}).",
     ]
     if "real_set" in c:
         lines += ["", *_alike(c["real_set"], c["generated_set"])]
