@@ -23,6 +23,7 @@ from stoker.index.hnsw_graph import HnswGraph
 from stoker.index.hnswlib_file import read_hnswlib
 from stoker.index.ids import normalize_ids
 from stoker.index.seal import METRICS, BuildReport, Progress, seal_graph
+from stoker.index.stored_graph import read_graph
 
 __all__ = ["BuildReport", "build_segment", "check_vectors", "heat_by_row"]
 
@@ -91,6 +92,7 @@ def build_segment(
     heat: Mapping[Any, float] | None = None,
     threads: int | None = None,
     progress: Progress | None = None,
+    graph_of: Path | str | None = None,
 ) -> BuildReport:
     """Build and seal a segment at ``path``.
 
@@ -105,6 +107,8 @@ def build_segment(
         heat: Weight per id; hot rows are sealed side by side.
         threads: Threads that link; None means one per processor.
         progress: Called with (what, done, total).
+        graph_of: A sealed segment's folder whose rows ``vectors`` are, one for one: its links are
+            taken instead of made, and only the order of the rows is new.
 
     Raises:
         InputError: see `check_vectors` and `ids.normalize_ids`; or ``path`` exists.
@@ -126,6 +130,24 @@ def build_segment(
     started = time.monotonic()
     if len(array) == 0:
         return seal_graph(target, _empty_graph(array.shape[1], m), array, row_ids, metric=metric)
+    if graph_of is not None:
+        graph = read_graph(Path(graph_of))
+        if (graph.count, graph.dim) != array.shape:
+            raise InputError(
+                f"{graph_of}: {graph.count} rows of {graph.dim}, the vectors are {array.shape}"
+            )
+        return seal_graph(
+            target,
+            graph,
+            array,
+            row_ids,
+            metric=metric,
+            heat=weights,
+            ef_construction=ef_construction,
+            threads=threads,
+            progress=progress,
+            graph_s=time.monotonic() - started,
+        )
     scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.graph.", dir=target.parent))
     try:
         file = scratch / "graph.hnsw"

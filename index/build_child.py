@@ -44,6 +44,7 @@ def build_apart(
     heat: Mapping[Any, float] | None,
     threads: int | None,
     progress: Callable[[str, int, int], None],
+    graph_of: Path | None = None,
 ) -> None:
     """Have another process build and seal a segment at ``path``; blocks until it has.
 
@@ -71,6 +72,7 @@ def build_apart(
         "ef_construction": ef_construction,
         "heat": None if heat is None else list(heat.items()),
         "threads": threads,
+        "graph_of": None if graph_of is None else str(graph_of),
     }
     try:
         request.write_bytes(orjson.dumps(facts))
@@ -134,6 +136,7 @@ def _build(request: Path) -> None:
         ef_construction=facts["ef_construction"],
         heat=None if facts["heat"] is None else {key: weight for key, weight in facts["heat"]},
         threads=facts["threads"],
+        graph_of=facts["graph_of"],
         progress=lambda what, done, total: _say(progress=[what, done, total]),
     )
 

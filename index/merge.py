@@ -154,7 +154,15 @@ def build_merged(
         heat=heat,
         threads=settings.merge_threads,
         progress=progress,
+        graph_of=_unchanged(view, chosen),
     )
+
+
+def _unchanged(view: View, chosen: Sequence[SegmentView]) -> Path | None:
+    """The one segment whose rows are all that is sealed anew, if that is so: links can stay."""
+    if len(chosen) != 1 or view.rows.live_count or len(chosen[0].dead):
+        return None
+    return chosen[0].sealed.path
 
 
 def seal_rows(
@@ -170,6 +178,7 @@ def seal_rows(
     heat: Mapping[Any, float] | None,
     threads: int | None = None,
     progress: Progress,
+    graph_of: Path | None = None,
 ) -> tuple[SealedSegment | None, int]:
     """Seal documents into a new segment of the collection, which no generation names yet.
 
@@ -188,6 +197,7 @@ def seal_rows(
         heat: Weight by (tenant, chunk id) or by id.
         threads: Threads that link; None means one per processor.
         progress: Called with (what, done, total).
+        graph_of: A segment whose rows ``rows`` are, all of them and in order; it lends its links.
 
     Returns:
         The segment, open, and its bytes; (None, 0) without rows.
@@ -224,6 +234,7 @@ def seal_rows(
             heat=segment_heat(heat, keys, naming),
             threads=threads,
             progress=progress,
+            graph_of=graph_of,
         )
         entry = SegmentEntry(name, naming, len(keys), generation.change_offset)
         failpoint("merge.before_filters")

@@ -100,7 +100,10 @@ class SegmentEngine(Protocol):
         heat: Mapping[Any, float] | None,
         threads: int | None,
         progress: Any,
-    ) -> None: ...
+        graph_of: Path | None = None,
+    ) -> None:
+        """Build and seal a segment at ``path``; see `stoker.index.build.build_segment`."""
+        ...
 
     def stored_vectors(self, path: Path, segment: OpenSegment) -> NDArray[Any]:
         """Return all rows' vectors, shape (count, dim), without going through the page pool."""
@@ -362,6 +365,7 @@ class NativeEngine:
         heat: Mapping[Any, float] | None,
         threads: int | None,
         progress: Any,
+        graph_of: Path | None = None,
     ) -> None:
         """Build and seal a segment at ``path``."""
         if self._apart and isinstance(vectors, np.memmap) and len(vectors) >= APART_ROWS_MIN:
@@ -378,6 +382,7 @@ class NativeEngine:
                     heat=heat,
                     threads=threads,
                     progress=progress,
+                    graph_of=graph_of,
                 )
                 return
             except OSError as error:
@@ -395,6 +400,7 @@ class NativeEngine:
             heat=heat,
             threads=threads,
             progress=progress,
+            graph_of=graph_of,
         )
 
     def stored_vectors(self, path: Path, segment: OpenSegment) -> NDArray[Any]:

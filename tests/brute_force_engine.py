@@ -135,6 +135,7 @@ class BruteForceEngine:
         heat: Mapping[Any, float] | None,
         threads: int | None,
         progress: Any,
+        graph_of: Path | None = None,
     ) -> None:
         order = np.random.default_rng(len(ids)).permutation(len(ids))
         temporary = path.with_name(f".{path.name}.tmp")

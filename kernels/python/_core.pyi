@@ -42,6 +42,11 @@ def locality_order(ids: Annotated[NDArray[numpy.uint32], dict(shape=(None, None)
 
 def pack_links(ids: Annotated[NDArray[numpy.uint32], dict(shape=(None, None), order='C', device='cpu', writable=False)], counts: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', device='cpu', writable=False)], *, id_bits: int, record_bytes: int, per_page: int, page_bytes: int) -> NDArray[numpy.uint8]: ...
 
+def unpack_links(pages: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)], rows: int, m: int, *, id_bits: int, record_bytes: int, per_page: int) -> tuple:
+    """
+    The inverse of pack_links: uint32 ids, shape (rows, m), and uint16 counts.
+    """
+
 class CancelFlag:
     """A flag that stops a running load between two reads."""
 

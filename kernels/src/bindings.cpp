@@ -628,6 +628,25 @@ NB_MODULE(_core, m) {
       },
       "ids"_a, "counts"_a, nb::kw_only(), "id_bits"_a, "record_bytes"_a, "per_page"_a,
       "page_bytes"_a);
+  m.def(
+      "unpack_links",
+      [](Matrix<std::uint8_t> pages, std::uint32_t rows, std::uint32_t degree_max,
+         std::uint32_t id_bits, std::uint32_t record_bytes, std::uint32_t per_page) {
+        if (per_page == 0 || pages.shape(0) * per_page < rows) {
+          throw stoker::CorruptData(std::to_string(rows) + " link records are not all in " +
+                                    std::to_string(pages.shape(0)) + " pages");
+        }
+        Owned<std::uint32_t> ids(static_cast<std::size_t>(rows) * degree_max);
+        Owned<std::uint16_t> counts(rows);
+        {
+          const nb::gil_scoped_release release;
+          stoker::unpack_links(pages.data(), rows, degree_max, id_bits, record_bytes, per_page,
+                               pages.shape(1), ids.get(), counts.get());
+        }
+        return nb::make_tuple(ids.to_numpy({rows, degree_max}), counts.to_numpy({rows}));
+      },
+      "pages"_a, "rows"_a, "m"_a, nb::kw_only(), "id_bits"_a, "record_bytes"_a, "per_page"_a,
+      "The inverse of pack_links: uint32 ids, shape (rows, m), and uint16 counts.");
 
   bind_pool(m);
   bind_segment(m);

@@ -116,4 +116,33 @@ void pack_links(const NeighborTable& graph, std::uint32_t id_bits, std::uint32_t
   }
 }
 
+void unpack_links(const std::uint8_t* pages, std::uint32_t rows, std::uint32_t m,
+                  std::uint32_t id_bits, std::uint32_t record_bytes, std::uint32_t per_page,
+                  std::size_t page_bytes, std::uint32_t* ids, std::uint16_t* counts) {
+  if (id_bits < 1 || id_bits > 32 || per_page < 1 || record_bytes < 2 ||
+      static_cast<std::size_t>(per_page) * record_bytes + 8 > page_bytes) {
+    throw CorruptData("link records of " + std::to_string(record_bytes) + " bytes, " +
+                      std::to_string(per_page) + " to a page of " + std::to_string(page_bytes));
+  }
+  const std::uint64_t mask = (std::uint64_t{1} << id_bits) - 1;
+  for (std::uint32_t row = 0; row < rows; ++row) {
+    const std::uint8_t* record = pages + static_cast<std::size_t>(row / per_page) * page_bytes +
+                                 static_cast<std::size_t>(row % per_page) * record_bytes;
+    std::uint16_t count;
+    std::memcpy(&count, record, 2);
+    if (count > m || 2 + (static_cast<std::size_t>(count) * id_bits + 7) / 8 > record_bytes) {
+      throw CorruptData("node " + std::to_string(row) + " has " + std::to_string(count) +
+                        " links, of at most " + std::to_string(m));
+    }
+    counts[row] = count;
+    std::uint32_t* out = ids + static_cast<std::size_t>(row) * m;
+    std::size_t bit = 0;
+    for (std::uint16_t j = 0; j < count; ++j, bit += id_bits) {
+      std::uint64_t word;
+      std::memcpy(&word, record + 2 + (bit >> 3), 8);
+      out[j] = static_cast<std::uint32_t>((word >> (bit & 7)) & mask);
+    }
+  }
+}
+
 }  // namespace stoker

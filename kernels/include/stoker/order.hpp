@@ -27,4 +27,10 @@ std::vector<std::uint32_t> locality_order(const NeighborTable& graph, const std:
 void pack_links(const NeighborTable& graph, std::uint32_t id_bits, std::uint32_t record_bytes,
                 std::uint32_t per_page, std::size_t page_bytes, std::uint8_t* pages);
 
+// The inverse: `pages` packed as above, back into `ids` (rows * m, zero beyond each count) and
+// `counts`. Throws CorruptData when a count exceeds `m` or the record.
+void unpack_links(const std::uint8_t* pages, std::uint32_t rows, std::uint32_t m,
+                  std::uint32_t id_bits, std::uint32_t record_bytes, std::uint32_t per_page,
+                  std::size_t page_bytes, std::uint32_t* ids, std::uint16_t* counts);
+
 }  // namespace stoker
