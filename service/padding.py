@@ -91,14 +91,17 @@ def exact_top(
     rows = np.zeros((len(queries), k), dtype=np.int64)
     for start in range(0, len(vectors), _BLOCK_ROWS * 8):
         block = np.asarray(vectors[start : start + _BLOCK_ROWS * 8], dtype=np.float32)
-        scores = np.concatenate([best, queries @ block.T], axis=1)
-        places = np.concatenate(
-            [
-                rows,
-                np.broadcast_to(np.arange(start, start + len(block)), (len(queries), len(block))),
-            ],
-            axis=1,
-        )
+        fresh = queries @ block.T
+        # Only what beats the worst kept can enter; on ties the earlier row stays.
+        enter = int(np.count_nonzero(fresh > best[:, -1:], axis=1).max(initial=0))
+        if enter == 0:
+            continue
+        if enter < len(block):
+            chosen = np.argpartition(-fresh, enter - 1, axis=1)[:, :enter]
+        else:
+            chosen = np.broadcast_to(np.arange(len(block)), fresh.shape)
+        scores = np.concatenate([best, np.take_along_axis(fresh, chosen, axis=1)], axis=1)
+        places = np.concatenate([rows, chosen + start], axis=1)
         order = np.lexsort((places, -scores), axis=1)[:, :k]
         best = np.take_along_axis(scores, order, axis=1)
         rows = np.take_along_axis(places, order, axis=1)
