@@ -7,9 +7,12 @@ import dataclasses
 import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stoker.service.settings import add_config_flags, config_from_args
+
+if TYPE_CHECKING:
+    from stoker.index.settings import IndexSettings
 
 _MIB = float(1 << 20)
 _POOL_BYTES = 1 << 20
@@ -36,7 +39,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
 def run(args: argparse.Namespace) -> int:
     settings = config_from_args(args)
     path = Path(args.index)
-    facts = _index_facts(path, checksums=args.checksums)
+    facts = _index_facts(path, settings.config.index, checksums=args.checksums)
     facts["state"] = _state_facts(path, settings.config)
     if args.json:
         print(json.dumps(facts, indent=2))
@@ -45,13 +48,16 @@ def run(args: argparse.Namespace) -> int:
     return 5 if facts["damaged"] else 0
 
 
-def _index_facts(path: Path, *, checksums: bool) -> dict[str, Any]:
+def _index_facts(path: Path, settings: IndexSettings, *, checksums: bool) -> dict[str, Any]:
     from stoker.index.collection import Collection
     from stoker.index.manifest import Manifest
     from stoker.index.segment import Segment
     from stoker.service.model_record import read_model_record
 
     record = read_model_record(path)
+    # Opened as a server would open it: the budget decides which codes walks compare.
+    with Collection(path, "r", settings=settings) as served:
+        navigation_bits = served.resident().navigation_bits
     with Collection(path, "r", memory_bytes=_POOL_BYTES) as collection:
         residency = collection.resident()
         facts: dict[str, Any] = {
@@ -64,6 +70,8 @@ def _index_facts(path: Path, *, checksums: bool) -> dict[str, Any]:
             "metric": collection.metric,
             "model": None if record is None else record.model,
             "page_bytes_by_kind": {k.kind: k.pages * k.page_bytes for k in residency.kinds},
+            "memory_bytes": settings.memory_bytes,
+            "navigation_bits": navigation_bits,
             "segments": [],
             "damaged": {},
             "checksums": "not checked",
@@ -162,6 +170,11 @@ def _print(facts: dict[str, Any]) -> None:
     console.print(table)
     kinds = ", ".join(f"{k} {v / _MIB:,.1f}" for k, v in facts["page_bytes_by_kind"].items())
     console.print(f"MiB of pages by kind: {kinds}")
+    budget = facts["memory_bytes"]
+    console.print(
+        f"with {f'{budget / _MIB:,.1f} MiB of memory' if budget else 'memory for all of it'}, "
+        f"walks compare {facts['navigation_bits']}-bit codes"
+    )
     console.print(f"checksums: {facts['checksums']}")
     for name, files in facts["damaged"].items():
         for file, pages in files.items():

@@ -479,8 +479,10 @@ def test_a_new_replica_is_warmed_by_what_another_was_asked(
     started: Any, broker: Any, topic_name: str, tmp_path: Path
 ) -> None:
     kafka = ("--kafka", broker.bootstrap, "--set", f"service.event_topic={topic_name}",
-             "--set", "service.event_partitions=2", "--set", "service.heat_wait_s=60")  # fmt: skip
-    first = started(*kafka, "--warm", "none")
+             "--set", "service.event_partitions=2", "--set", "service.heat_wait_s=60",
+             "--set", f"service.heat_topic={topic_name}.heat")  # fmt: skip
+    often = ("--set", "service.snapshot_s=0.2", "--set", "service.heat_topic_s=0.2")
+    first = started(*kafka, *often, "--warm", "none")
     with first.client() as client:
         client.wait_ready(60)
         asked = {
@@ -495,8 +497,22 @@ def test_a_new_replica_is_warmed_by_what_another_was_asked(
     second = started(*kafka, path=build(tmp_path / "other", 60))
     receipt = second.line("warmup")["receipt"]
     assert receipt["heat_keys"] == len(asked | {"c1"})
-    for server in (first, second):
+    assert second.stop() == 0, second.log()
+    # Once the heat is published, a third one starts from that.
+    published = len(asked | {"c1"})
+    while not any(published_line(line) for line in first.log().splitlines()):
+        assert first.process.poll() is None
+    third = started(*kafka, path=build(tmp_path / "third", 60))
+    assert third.line("warmup")["receipt"]["heat_keys"] == published
+    log = [json.loads(line) for line in third.log().splitlines() if line.startswith("{")]
+    (taken,) = [line for line in log if line["event"] == "service.heat_started_from_topic"]
+    assert taken["keys"] == published
+    for server in (first, third):
         assert server.stop() == 0, server.log()
+
+
+def published_line(line: str) -> bool:
+    return '"service.heat_published"' in line
 
 
 def test_a_second_server_on_one_folder_is_refused(started: Any) -> None:
@@ -562,6 +578,7 @@ def test_warm_and_inspect_commands(started: Any) -> None:
     facts = json.loads(out)
     assert (facts["documents"], facts["dim"], facts["metric"]) == (60, DIM, "cosine")
     assert facts["checksums"] == "every page is whole"
+    assert facts["navigation_bits"] == 4
     assert facts["state"]["receipt"]["state"] == "complete"
     code, out, _ = run("inspect", str(server.index))
     assert code == 0
