@@ -180,6 +180,7 @@ class HeatKeeper:
     def _start_from_topic(self, heat_log: EventLog, topic: str) -> None:
         """Make the newest publication this replica's snapshot; without one, read all events."""
         began = self._monotonic()
+        waiting = False
         while not self._stop.is_set():
             try:
                 found = read_heat(heat_log, topic, event_topic=self._topic)
@@ -189,10 +190,12 @@ class HeatKeeper:
                 write_snapshot(self._snapshot_path, *found)
                 break
             except LogUnavailable as error:
-                if _answers(heat_log):  # only this topic does not: the events have it all
+                if not waiting:
                     log.warning("service.heat_topic_unusable", topic=topic, reason=str(error))
+                if _answers(heat_log):  # only this topic does not: the events have it all
                     return
-                self._stop.wait(_RETRY_S)  # the events cannot be read either
+                waiting = True  # the events cannot be read either
+                self._stop.wait(_RETRY_S)
             except (StokerError, OSError) as error:
                 log.warning("service.heat_topic_unusable", topic=topic, reason=str(error))
                 return

@@ -333,3 +333,45 @@ def test_the_setting_says_where_the_heat_is_published(world: World) -> None:
     with pytest.raises(ConfigError, match="a topic of its own"):
         chosen(heat_topic=EVENTS_TOPIC)
     assert heat_topic_spec("mine").compacted
+
+
+def test_a_broker_that_is_away_at_the_start_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = EmbeddedLog(tmp_path / "log")
+    for topic in (EVENTS_TOPIC, DEAD_LETTERS_TOPIC):
+        log.ensure_topic(TopicSpec(topic, partition_count=1))
+    tries: list[str] = []
+    ensure = log.ensure_topic
+
+    def away(spec: TopicSpec) -> None:
+        tries.append(spec.name)
+        if len(tries) < 4:
+            raise LogUnavailable("away")
+        ensure(spec)
+
+    keeper = HeatKeeper(
+        log,
+        topic=EVENTS_TOPIC,
+        group="new",
+        snapshot_path=tmp_path / "heat",
+        options=ConsumeOptions(),
+        settings=SETTINGS,
+        heat_topic=(log, HEAT_TOPIC),
+    )
+    monkeypatch.setattr(log, "ensure_topic", away)
+    monkeypatch.setattr("stoker.service.heat_keeper._answers", lambda _: False)
+    monkeypatch.setattr(keeper._stop, "wait", lambda _: False)
+    with structlog.testing.capture_logs() as lines:
+        keeper._start_from_topic(log, HEAT_TOPIC)
+    assert [line["event"] for line in lines] == [
+        "service.heat_topic_unusable",
+        "service.heat_topic_empty",
+    ]
+    # A topic that cannot be read while the log answers is done without.
+    tries.clear()
+    monkeypatch.setattr("stoker.service.heat_keeper._answers", lambda _: True)
+    with structlog.testing.capture_logs() as lines:
+        keeper._start_from_topic(log, HEAT_TOPIC)
+    assert [line["event"] for line in lines] == ["service.heat_topic_unusable"]
+    log.close()
