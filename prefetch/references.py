@@ -4,7 +4,7 @@ They come from the package `libcachesim`, which is loaded on first use and belon
 Stoker: its licence (GPL-3.0) is not ours, and only comparisons need it. Two are not in it, or not
 usable there: "area", a scheme measured on RAG traffic (decayed frequency, and a fifth of the room
 for what was just used), and "lfu-decay" (libcachesim 0.3.5's LFU with dynamic aging does not end
-on some traces).
+on some traces). "qlearning" is our own as well: it decides between one tier and NVMe.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from stoker.errors import InputError, UnavailableError
 from stoker.prefetch.candidates import Candidate, DecayedFrequency, Lru
+from stoker.prefetch.tiered import QLearning
 
 _NEVER = 1 << 60
 
@@ -101,7 +102,7 @@ _LIBRARY_NAMES = {
 }
 # What issue and documentation compare with; `all` runs these, `stoker` and `belady`.
 COMPARED = ("lru", "lfu-decay", "w-tinylfu", "s3-fifo", "sieve", "arc", "lru-k", "area")
-REFERENCES = (*COMPARED, *(name for name in _LIBRARY_NAMES if name not in COMPARED))
+REFERENCES = (*COMPARED, "qlearning", *(n for n in _LIBRARY_NAMES if n not in COMPARED))
 
 
 def reference(name: str, capacity: int) -> Reference:
@@ -109,8 +110,10 @@ def reference(name: str, capacity: int) -> Reference:
 
     Raises:
         InputError: no such policy.
-        UnavailableError: `libcachesim` is not installed.
+        UnavailableError: `libcachesim` is not installed, or for "qlearning" torch.
     """
+    if name == "qlearning":
+        return _Ours([QLearning(capacity)])
     if name == "lfu-decay":
         return _Ours([DecayedFrequency(capacity)])
     if name == "area":

@@ -10,17 +10,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from stoker.prefetch.simulation import Outcome
+    from stoker.prefetch.traces import Trace
 
 _EXAMPLES = """examples:
   stoker simulate --trace requests.jsonl --format ragpulse --capacity 100,200,400,800 --policy all
   stoker simulate --trace keys.txt.gz --format lines --capacity 1%,5% --policy stoker,lru,s3-fifo
   stoker simulate --trace events.jsonl --format events --capacity 500 --warm-until 1d --json
+  stoker simulate --made drift:1 --tiers 100,400 --warm-until 20%
 
 formats: ragpulse, mooncake (JSON lines of those data sets), events (one CloudEvents envelope a
 line), lines (one key a line), int32be, int64be (big-endian integers). gzip and xz are read.
 policies: stoker (ours, with its defaults), lru, lfu-decay, w-tinylfu, s3-fifo, sieve, arc, lru-k,
-area, belady, and others of libcachesim; all = ours, the eight before belady, and belady."""
+area, belady, qlearning (needs torch), and others of libcachesim; all = ours, the eight before
+belady, and belady. With --tiers: qlearning, lru, frequency, oracle; all = these four.
+made traces: drift:SEED (popularity that drifts, sessions, one-offs), jobs:SEED (half of it a job
+that comes back); with :mixed, keys of three sizes."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
@@ -34,16 +42,25 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--trace", required=True, type=Path, metavar="FILE", help="the trace")
-    parser.add_argument("--format", required=True, help="what the file holds, see below")
-    parser.add_argument(
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--trace", type=Path, metavar="FILE", help="the trace")
+    source.add_argument("--made", metavar="KIND:SEED", help="a made trace instead, see below")
+    parser.add_argument("--format", help="what the file holds, see below")
+    room = parser.add_mutually_exclusive_group(required=True)
+    room.add_argument(
         "--capacity",
-        required=True,
         metavar="N[,N...]",
         help="room in keys, or a share of the trace's different keys (5%%)",
     )
+    room.add_argument(
+        "--tiers",
+        metavar="GPU,HOST",
+        help="compare placements over GPU, host and NVMe, with so much room on the first two",
+    )
     parser.add_argument(
-        "--policy", default="stoker", metavar="NAME[,NAME...]", help="policies, or all (stoker)"
+        "--policy",
+        metavar="NAME[,NAME...]",
+        help="policies, or all (stoker; with --tiers: all)",
     )
     parser.add_argument(
         "--warm-until",
@@ -62,9 +79,10 @@ def run(args: argparse.Namespace) -> int:
 
     Raises:
         InputError: the trace or an argument cannot be taken.
-        UnavailableError: a reference policy is asked for and libcachesim is not installed.
+        UnavailableError: a policy is asked for whose package (libcachesim, torch) is not there.
     """
     from stoker.errors import InputError
+    from stoker.prefetch.drifting import made_trace
     from stoker.prefetch.simulation import (
         measured_mask,
         parse_capacities,
@@ -77,32 +95,92 @@ def run(args: argparse.Namespace) -> int:
     configure_logging("warning")
     if args.unit_bytes < 1:
         raise InputError(f"--unit-bytes must be >= 1, got {args.unit_bytes}")
-    policies = parse_policies(args.policy)
-    trace = read_trace(args.trace, args.format)
-    capacities = parse_capacities(args.capacity, trace.footprint)
+    sizes = None
+    if args.made:
+        made = made_trace(args.made)
+        trace, sizes = made.trace, made.sizes
+    elif args.format:
+        trace = read_trace(args.trace, args.format)
+    else:
+        raise InputError("--format: expected what the trace holds, see --help")
+    measured = measured_mask(trace, args.warm_until)
+    if args.tiers:
+        return _run_tiers(args, trace, sizes, measured)
     outcomes = simulate(
         trace,
-        policies=policies,
-        capacities=capacities,
-        measured=measured_mask(trace, args.warm_until),
+        policies=parse_policies(args.policy or "stoker"),
+        capacities=parse_capacities(args.capacity, trace.footprint),
+        measured=measured,
         unit_bytes=args.unit_bytes,
     )
     if args.json:
-        print(
-            json.dumps(
-                {
-                    "trace": str(args.trace),
-                    "accesses": len(trace),
-                    "footprint": trace.footprint,
-                    "requests": int(trace.requests[-1]) + 1,
-                    "results": [dataclasses.asdict(outcome) for outcome in outcomes],
-                },
-                indent=2,
-            )
-        )
+        _print_json(args, trace, outcomes)
         return 0
     print(f"{len(trace):,} accesses to {trace.footprint:,} keys")
     _print_table(outcomes)
+    return 0
+
+
+def _print_json(args: argparse.Namespace, trace: Trace, outcomes: Sequence[Any]) -> None:
+    print(
+        json.dumps(
+            {
+                "trace": args.made or str(args.trace),
+                "accesses": len(trace),
+                "footprint": trace.footprint,
+                "requests": int(trace.requests[-1]) + 1,
+                "results": [dataclasses.asdict(outcome) for outcome in outcomes],
+            },
+            indent=2,
+        )
+    )
+
+
+def _run_tiers(
+    args: argparse.Namespace,
+    trace: Trace,
+    sizes: NDArray[np.float64] | None,
+    measured: NDArray[np.bool_],
+) -> int:
+    from stoker.prefetch.tier_simulation import TIERED, parse_rooms, simulate_tiers
+
+    policies: list[str] = []
+    for word in (args.policy or "all").split(","):
+        policies += TIERED if word.strip() == "all" else [word.strip()]
+    gpu_room, host_room = parse_rooms(args.tiers, trace.footprint)
+    outcomes = simulate_tiers(
+        trace,
+        policies=list(dict.fromkeys(policies)),
+        gpu_room=gpu_room,
+        host_room=host_room,
+        measured=measured,
+        sizes=sizes,
+    )
+    if args.json:
+        _print_json(args, trace, outcomes)
+        return 0
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE, pad_edge=False)
+    table.add_column("policy", no_wrap=True)
+    for name in ("GPU", "host", "us a read", "with moves", "moves", "of oracle", "seconds"):
+        table.add_column(name, justify="right")
+    for outcome in outcomes:
+        share = "-" if outcome.oracle_share is None else f"{outcome.oracle_share:.3f}"
+        table.add_row(
+            outcome.policy,
+            f"{outcome.gpu_ratio:.3f}",
+            f"{outcome.host_ratio:.3f}",
+            f"{outcome.read_us:.2f}",
+            f"{outcome.total_us:.2f}",
+            f"{outcome.moves_per_access:.2f}",
+            share,
+            f"{outcome.seconds:.1f}",
+        )
+    print(f"{len(trace):,} accesses to {trace.footprint:,} keys; room {gpu_room:g} + {host_room:g}")
+    Console(markup=False, highlight=False).print(table)
     return 0
 
 

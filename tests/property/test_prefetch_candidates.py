@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections import OrderedDict
 
 import numpy as np
@@ -11,9 +12,13 @@ from hypothesis import strategies as st
 
 from stoker.prefetch.candidates import CANDIDATES, Candidate, DecayedFrequency, Lru
 from stoker.prefetch.references import reference
+from stoker.prefetch.tiered import QLearning
 
 
-@pytest.mark.parametrize("policy", CANDIDATES)
+LEARNED = (QLearning,) if importlib.util.find_spec("torch") else ()
+
+
+@pytest.mark.parametrize("policy", (*CANDIDATES, *LEARNED))
 @settings(deadline=None, max_examples=60)
 @given(
     keys=st.lists(st.integers(0, 15), max_size=300),
