@@ -164,7 +164,8 @@ class LancePeer(Peer):
         probes = max(1, self._partitions(self.count) * share // 1_000)
         answers = np.full((len(queries), k), -1, np.int64)
         for row, query in enumerate(queries):
-            asked = self.table.search(query).distance_type("dot").limit(k).nprobes(probes).ef(width)
+            asked: Any = self.table.search(query)
+            asked = asked.distance_type("dot").limit(k).nprobes(probes).ef(width)
             if refine:
                 asked = asked.refine_factor(refine)
             ids = asked.select(["id", "_distance"]).to_arrow()["id"].to_numpy()

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from engine_data import REAL_DIM, corpus, questions
-from engine_report import speed_at
+from engine_figures import speed_at
 from engine_run import Bench, say
 
 _QUERIES = 1_000

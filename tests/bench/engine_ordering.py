@@ -43,17 +43,17 @@ def by_heat(sealer: Any, heat: NDArray[np.float32]) -> NDArray[np.uint32]:
     return _by_level(sealer, -heat[sealer.rows])
 
 
-_OWN: Final = sealing._Sealer._order
+_OWN: Final[Any] = sealing._Sealer._order
 
 
 def by_locality(sealer: Any, heat: NDArray[np.float32]) -> NDArray[np.uint32]:
     """Levels, then graph locality: the sealer's own order where nothing is known of heat."""
-    return _OWN(sealer, None)
+    return np.asarray(_OWN(sealer, None), np.uint32)
 
 
 def by_both(sealer: Any, heat: NDArray[np.float32]) -> NDArray[np.uint32]:
     """The sealer's own order."""
-    return _OWN(sealer, heat)
+    return np.asarray(_OWN(sealer, heat), np.uint32)
 
 
 ORDERS: Final[dict[str, Order]] = {
@@ -66,7 +66,7 @@ ORDERS: Final[dict[str, Order]] = {
 
 @contextlib.contextmanager
 def _sealed_by(order: Order) -> Iterator[None]:
-    sealing._Sealer._order = order  # type: ignore[method-assign, assignment]
+    sealing._Sealer._order = order  # type: ignore[method-assign]
     try:
         yield
     finally:

@@ -56,11 +56,11 @@ class StokerPeer(Peer):
 
     def search(self, queries: Vectors, k: int, effort: int, threads: int) -> NDArray[Any]:
         if effort and not self.target:
-            return self.index.search(queries, k, ef=effort).ids
+            return np.asarray(self.index.search(queries, k, ef=effort).ids)
         self.hits = self.index.search(
             queries, k, ef=effort or None, recall_target=self.target or None
         )
-        return self.hits.ids
+        return np.asarray(self.hits.ids)
 
     def warm_by(self, heat: dict[int, float]) -> bool:
         self.index.warm(heat=heat)
@@ -100,7 +100,7 @@ class HnswlibPeer(Peer):
 
     def search(self, queries: Vectors, k: int, effort: int, threads: int) -> NDArray[Any]:
         self.index.set_ef(max(effort, k))
-        return self.index.knn_query(queries, k, num_threads=threads)[0]
+        return np.asarray(self.index.knn_query(queries, k, num_threads=threads)[0])
 
 
 class FaissPeer(Peer):
@@ -137,7 +137,7 @@ class UsearchPeer(Peer):
     name = "usearch-f32"
     package = "usearch"
     distribution = "usearch"
-    cold_modes = ("resident", "view")
+    cold_modes: ClassVar[tuple[str, ...]] = ("resident", "view")
     budget_mode = "view"
     dtype: ClassVar[str] = "f32"
 
@@ -174,7 +174,7 @@ class UsearchPeer(Peer):
 
 class UsearchI8Peer(UsearchPeer):
     name = "usearch-i8"
-    cold_modes = ()
+    cold_modes: ClassVar[tuple[str, ...]] = ()
     budget_mode = ""
     dtype = "i8"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from engine_report import middle
+from engine_figures import middle
 from engine_run import say
 
 # One color and marker an engine, in every plot.

@@ -2,68 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import numpy as np
+from engine_bars import bars
+from engine_figures import Rows, error_of, middle, number, speed_at, spread, table
 
-Rows = list[dict[str, Any]]
 NOISE_CORES = 0.15
-
-
-def speed_at(rows: Rows, target: float, column: str) -> float | None:
-    """Queries a second at a recall, log-linear between the two efforts around it."""
-    speeds = [(r["recall"], float(np.median(r[column]))) for r in rows if column in r]
-    for (r0, s0), (r1, s1) in itertools.pairwise(speeds):
-        if r0 <= target <= r1 and r1 > r0:
-            share = (target - r0) / (r1 - r0)
-            return float(np.exp((1 - share) * np.log(s0) + share * np.log(s1)))
-    if speeds and speeds[0][0] >= target:
-        return speeds[0][1]
-    return None
-
-
-def middle(runs: Rows, *path: str) -> float | None:
-    """Median over repeats of one figure; None where no repeat has it."""
-    values = [value for run in runs if (value := _at(run, path)) is not None]
-    return float(np.median(values)) if values else None
-
-
-def spread(runs: Rows, *path: str, digits: int = 1) -> str:
-    """Median over repeats, and the lowest and highest where there are several."""
-    values = [value for run in runs if (value := _at(run, path)) is not None]
-    if not values:
-        return "-"
-    text = f"{np.median(values):,.{digits}f}"
-    if len(values) > 1:
-        text += f" ({min(values):,.{digits}f}-{max(values):,.{digits}f})"
-    return text
-
-
-def _at(run: Any, path: tuple[str, ...]) -> Any:
-    for name in path:
-        if not isinstance(run, dict) or name not in run:
-            return None
-        run = run[name]
-    return run
-
-
-def error_of(runs: Rows) -> str:
-    """The first error of some repeats; empty where there is none."""
-    return next((str(run["error"]) for run in runs if "error" in run), "")
-
-
-def table(header: list[str], rows: list[list[str]]) -> list[str]:
-    """A Markdown table, figures to the right."""
-    lines = ["| " + " | ".join(header) + " |"]
-    lines.append("| --- |" + " ---: |" * (len(header) - 1))
-    lines += ["| " + " | ".join(row) + " |" for row in rows]
-    return [*lines, ""]
-
-
-def number(value: float | None, digits: int = 0) -> str:
-    """A figure, or a dash."""
-    return "-" if value is None else f"{value:,.{digits}f}"
 
 
 def render(results: dict[str, Any]) -> str:
@@ -78,6 +23,7 @@ def render(results: dict[str, Any]) -> str:
     ):
         if results.get(name):
             lines += part(results)
+    lines += bars(results)
     return "\n".join(lines)
 
 
@@ -325,7 +271,7 @@ def _budget(results: dict[str, Any]) -> list[str]:
             for peer in dict.fromkeys(k[0] for k in keys):
                 runs = part["runs"].get(f"{peer}/{stream}/{target}/{share}/{volume}")
                 if runs is not None:
-                    rows.append(_budget_row(peer, share, runs, resident))
+                    rows.append(_budget_row(part, peer, share, runs, resident))
         header = [
             "budget, engine",
             "queries/s",
@@ -337,7 +283,8 @@ def _budget(results: dict[str, Any]) -> list[str]:
             "KB a query",
             "reads a query",
             "hits",
-            "peak / limit MB",
+            "peak MB (limit)",
+            "beyond budget + imports MB",
         ]
         lines += table(header, rows)
     return lines
@@ -357,11 +304,13 @@ def _limits(part: dict[str, Any]) -> str:
     return f"**No hard memory limit was set: {'; '.join(sorted(reasons)) or 'none asked for'}.**"
 
 
-def _budget_row(peer: str, share: str, runs: Rows, resident: float | None) -> list[str]:
+def _budget_row(
+    part: dict[str, Any], peer: str, share: str, runs: Rows, resident: float | None
+) -> list[str]:
     name = f"{float(share):.0%} {peer}"
     error = error_of(runs)
     if error:
-        return [name, error, *[""] * 9]
+        return [name, error, *[""] * 10]
     speed = middle(runs, "qps")
     own = f"{speed / resident:.2f}" if peer == "stoker" and resident and speed else ""
     hits = middle(runs, "hit_ratio")
@@ -377,7 +326,8 @@ def _budget_row(peer: str, share: str, runs: Rows, resident: float | None) -> li
         number((middle(runs, "bytes_per_query") or 0) / 1e3, 1),
         number(middle(runs, "reads_per_query"), 1),
         "" if hits is None else f"{hits:.4f}",
-        f"{(peak or 0) / 1e6:,.0f} / " + (f"{limit / 1e6:,.0f}" if limit else "none"),
+        f"{(peak or 0) / 1e6:,.0f} ({limit / 1e6:,.0f})" if limit else number((peak or 0) / 1e6),
+        number(((peak or 0) - float(share) * part["index_bytes"] - part["constants"][peer]) / 1e6),
     ]
 
 
