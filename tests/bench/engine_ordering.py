@@ -66,11 +66,11 @@ ORDERS: Final[dict[str, Order]] = {
 
 @contextlib.contextmanager
 def _sealed_by(order: Order) -> Iterator[None]:
-    sealing._Sealer._order = order  # type: ignore[method-assign]
+    sealing._Sealer._order = order
     try:
         yield
     finally:
-        sealing._Sealer._order = _OWN  # type: ignore[method-assign]
+        sealing._Sealer._order = _OWN
 
 
 def ordering(
