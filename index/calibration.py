@@ -95,13 +95,23 @@ class Probe:
         if self.metric == "l2":
             scores = 2.0 * scores - (batch * batch).sum(axis=1)[None, :]
         k = self.scores.shape[1]
-        take = min(k, len(batch))
-        best = np.argpartition(-scores, take - 1, axis=1)[:, :take]
-        merged = np.concatenate([self.scores, np.take_along_axis(scores, best, 1)], axis=1)
-        rows = np.concatenate([self.rows, best + first_row], axis=1)
-        keep = np.argsort(-merged, axis=1, kind="stable")[:, :k]
-        self.scores = np.take_along_axis(merged, keep, 1)
-        self.rows = np.take_along_axis(rows, keep, 1)
+        if self.rows[0, 0] < 0:  # nothing met yet: the batch's own best are the first to beat
+            take = min(k, len(batch))
+            best = np.argpartition(-scores, take - 1, axis=1)[:, :take]
+            of = np.repeat(np.arange(len(scores)), take)
+            at = best.reshape(-1)
+        else:
+            # Later on few beat the k-th best so far, and finding those is one comparison each.
+            of, at = np.nonzero(scores > self.scores[:, -1:])
+        known = np.repeat(np.arange(len(scores)), k)
+        owner = np.concatenate([known, of])
+        value = np.concatenate([self.scores.reshape(-1), scores[of, at]])
+        row = np.concatenate([self.rows.reshape(-1), at + first_row])
+        order = np.lexsort((-value, owner))
+        starts = np.searchsorted(owner[order], np.arange(len(scores)))
+        keep = order[(starts[:, None] + np.arange(k)).reshape(-1)]
+        self.scores = value[keep].reshape(-1, k).astype(np.float32)
+        self.rows = row[keep].reshape(-1, k)
 
 
 def _unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:

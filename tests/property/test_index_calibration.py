@@ -1,0 +1,41 @@
+"""The true neighbors that calibration gathers while vectors stream by."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import numpy as np
+from hypothesis import given, settings
+
+from stoker.index.calibration import Probe
+
+
+@settings(max_examples=50)
+@given(
+    count=st.integers(64, 400),
+    steps=st.lists(st.integers(1, 150), min_size=1, max_size=12),
+    metric=st.sampled_from(["ip", "l2"]),
+    few_values=st.booleans(),
+    seed=st.integers(0, 2**16),
+)
+def test_however_vectors_are_cut_into_batches_the_nearest_are_kept(
+    count: int, steps: list[int], metric: str, few_values: bool, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    vectors = rng.standard_normal((count, 6)).astype(np.float32)
+    if few_values:
+        vectors = np.round(vectors)  # many ties
+    probe = Probe.draw(vectors, np.arange(count), metric=metric)
+    assert probe is not None
+    at = number = 0
+    while at < count:
+        step = steps[number % len(steps)]
+        probe.take(vectors[at : at + step], at)
+        at, number = at + step, number + 1
+    scores = probe.queries @ vectors.T
+    if metric == "l2":
+        scores = 2.0 * scores - (vectors * vectors).sum(axis=1)
+    k = probe.rows.shape[1]
+    np.testing.assert_allclose(probe.scores, -np.sort(-scores, axis=1)[:, :k], rtol=1e-5, atol=1e-5)
+    found = np.take_along_axis(scores, probe.rows, axis=1)
+    np.testing.assert_allclose(found, probe.scores, rtol=1e-5, atol=1e-5)
+    assert all(len(set(rows)) == k for rows in probe.rows.tolist())
