@@ -195,6 +195,12 @@ class KeyRun:
     def settle(self, place: int, number: int) -> None:
         """Give a key of the run its number."""
 
+    def outside(self, batch: EventBatch) -> tuple:
+        """Where a number is absent: (places, rows of the run, content hashes)."""
+
+    def name(self, batch: EventBatch, row: int, place: int) -> tuple:
+        """The (group, key) at a place of the run."""
+
     def cut(self, count: int) -> None:
         """Keep only the first rows."""
 
@@ -262,6 +268,9 @@ class IdWindow:
 
     def items(self) -> list:
         """(group, id), the oldest first."""
+
+def content_hash(group: str, key: str) -> int:
+    """A number for (group, key) that is the same in every process."""
 
 def add_edges(targets: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu')], weights: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu')], tails: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], heads: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], grown: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
     """Strengthen edges in rows of slots, in place."""
