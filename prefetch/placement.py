@@ -17,10 +17,12 @@ from dataclasses import dataclass
 
 from stoker.errors import ConfigError
 from stoker.prefetch.arena import Arena, Switch
+from stoker.prefetch.candidates import CANDIDATES
 from stoker.prefetch.forecast import SessionForecast
 from stoker.prefetch.forecast_cache import ForecastCache
 from stoker.prefetch.settings import PrefetchSettings
 from stoker.prefetch.shadow import PrefetchAccount
+from stoker.prefetch.tiered import QLearning
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,9 @@ class StokerPolicy:
             settings: Its ``placement_`` settings; None means the defaults.
             forecast_capacity_max: Above this capacity the forecast does not compete: it looks at
                 all it knows once per request.
+
+        Raises:
+            UnavailableError: ``placement_qlearning`` is set and torch is not installed.
         """
         config = settings or PrefetchSettings()
         if capacity < 1:
@@ -84,8 +89,10 @@ class StokerPolicy:
         self._config = config
         self._forecast_capacity_max = forecast_capacity_max
         self._forecast: ForecastCache | None = None
+        learned = (QLearning,) if config.placement_qlearning else ()
         self.arena = Arena(
             capacity,
+            candidates=(*CANDIDATES, *learned),
             mini_capacity=config.placement_mini_capacity,
             switch_cost=config.placement_switch_cost,
             refetch_per_miss=config.placement_refetch_per_miss,

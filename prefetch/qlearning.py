@@ -32,7 +32,7 @@ import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from stoker.errors import ConfigError, CorruptError, UnavailableError
 
@@ -99,8 +99,7 @@ class TierCosts:
         return up + (self.to_host_us if before == NVME else 0.0)
 
 
-@dataclass(frozen=True)
-class Stretch:
+class Stretch(NamedTuple):
     """One key from one state to its next: what the learner learns from."""
 
     state: int
@@ -234,10 +233,9 @@ class PlacementLearner:
     def _learn(self, stretches: Sequence[Stretch]) -> None:
         torch = self._torch
         self.stretches += len(stretches)
-        before = torch.tensor([s.state for s in stretches])
-        after = torch.tensor([s.after for s in stretches])
-        length = torch.tensor([s.accesses for s in stretches], dtype=torch.float64)
-        hit = torch.tensor([float(s.hit) for s in stretches], dtype=torch.float64)
+        table = torch.tensor(stretches, dtype=torch.float64)
+        before, after = table[:, 0].long(), table[:, 1].long()
+        length, hit = table[:, 2], table[:, 3]
         best = self._values[after][:, None, :] - (
             self._move[None, :, :] * self._size[after][:, None, None]
         )

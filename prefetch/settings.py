@@ -124,6 +124,11 @@ class PrefetchSettings:
     placement_refetch_per_miss: int = _setting(
         4, "Keys fetched ahead per miss after a change of policy, until content follows. Count."
     )
+    placement_qlearning: bool = _setting(
+        False,
+        "Whether Q-learning competes in the arena too; off, because it needs torch and costs more "
+        "than all other candidates together.",
+    )
     warm_budget_ratio: float = _setting(
         0.2, "Share of a source's bytes that a warm-up may load when no budget is given. Ratio."
     )

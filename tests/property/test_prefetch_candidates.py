@@ -14,11 +14,10 @@ from stoker.prefetch.candidates import CANDIDATES, Candidate, DecayedFrequency, 
 from stoker.prefetch.references import reference
 from stoker.prefetch.tiered import QLearning
 
-
 LEARNED = (QLearning,) if importlib.util.find_spec("torch") else ()
 
 
-@pytest.mark.parametrize("policy", (*CANDIDATES, *LEARNED))
+@pytest.mark.parametrize("policy", [*CANDIDATES, *LEARNED])
 @settings(deadline=None, max_examples=60)
 @given(
     keys=st.lists(st.integers(0, 15), max_size=300),

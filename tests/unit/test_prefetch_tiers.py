@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from stoker.errors import ConfigError, InputError
 from stoker.prefetch.drifting import drifting_trace, made_trace
+from stoker.prefetch.placement import StokerPolicy
 from stoker.prefetch.qlearning import (
     AGES,
     FREQUENCIES,
@@ -29,6 +30,7 @@ from stoker.prefetch.qlearning import (
     state_number,
     state_parts,
 )
+from stoker.prefetch.settings import PrefetchSettings
 from stoker.prefetch.tier_simulation import TIERED, parse_rooms, reuse_bound, simulate_tiers
 from stoker.prefetch.tiered import QLearning, TieredPlacement
 from stoker.prefetch.traces import Trace
@@ -289,3 +291,17 @@ def test_no_place_above_is_dropped_for_nothing() -> None:
         placement.access(key)
         for gone in placement.gone:
             assert placement.tier_of(gone) == NVME
+
+
+def test_it_competes_in_the_arena_by_a_setting_and_acts_where_it_wins() -> None:
+    made = drifting_trace(
+        seed=1, accesses=15_000, keys=1_000, job_keys=120, job_ratio=0.5, session_ratio=0.1
+    )
+    hits = {}
+    for enabled in (False, True):
+        policy = StokerPolicy(60, PrefetchSettings(placement_qlearning=enabled))
+        hits[enabled] = sum(policy.access(key).hit for key in made.trace.keys.tolist())
+        assert ("qlearning" in policy.arena.names) == enabled
+        policy.arena.check()
+    assert "qlearning" in {switch.after for switch in policy.switches}
+    assert hits[True] > hits[False]
