@@ -8,6 +8,7 @@ Java and Maven are there.
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import fcntl
 import importlib.metadata
@@ -105,7 +106,7 @@ class Broker:
         """Let it go on."""
 
 
-class _Process(Broker):
+class _Process(Broker, abc.ABC):
     """A broker that runs as a child of the tests."""
 
     def __init__(self, name: str, folder: Path, port: int, *, is_apache: bool) -> None:
@@ -115,9 +116,9 @@ class _Process(Broker):
         self.port = port
         self.process: subprocess.Popen[bytes] | None = None
 
+    @abc.abstractmethod
     def command(self) -> list[str]:
         """What to run."""
-        raise NotImplementedError
 
     def start(self) -> None:
         log_path = self.folder / "broker.log"
