@@ -106,8 +106,8 @@ class ReusePolicy:
         self._proofs: list[_Proof] = []
         self._cut = -1.0  # nothing is picked
         self._cut_share = 0.0  # errors expected among the picks
-        self._reused = 0
-        self._reused_wrong = 0.0  # found, and expected among those not looked at
+        self._reused = self._reused_seen = self._reused_wrong = 0
+        self._forecast = 0.0  # errors expected among the reuses when they were made
         self._alarm = DriftAlarm(rate=min(delta, 0.5))
 
     def _alpha_of(self, serial: int) -> float:
@@ -156,6 +156,7 @@ class ReusePolicy:
         ratio = max(self._verify_ratio, 0.5 * math.exp(-self._reused / self.SETTLING))
         ratio = min(1.0, ratio * (0.5 + chance / self._cut))
         self._reused += 1
+        self._forecast += self._cut_share
         return Verdict(True, coin < ratio, ratio, chance, bound, proofs)
 
     def refuse(self) -> Verdict:
@@ -165,8 +166,6 @@ class ReusePolicy:
     def skip(self, verdict: Verdict) -> None:
         """Account for a reuse that was not drawn for verification."""
         self._count(verdict, wrong=False)
-        if verdict.allowed:
-            self._reused_wrong += self._cut_share
 
     def learn(self, verdict: Verdict, features: Features, *, same: bool) -> None:
         """Take the outcome of a verified decision: whether reuse gave the right passages."""
@@ -175,6 +174,7 @@ class ReusePolicy:
         self._selector.add(features, wrong=wrong, refused=verdict.refused)
         self._count(verdict, wrong=wrong)
         if verdict.allowed:
+            self._reused_seen += 1
             self._reused_wrong += wrong
         if verdict.proofs and self._alarm.add(wrong=wrong):
             self._take_drift()
@@ -194,7 +194,8 @@ class ReusePolicy:
     def _take_drift(self) -> None:
         """Forget what was learnt before the world changed; what stood is proved no longer."""
         self._proofs = []
-        self._reused, self._reused_wrong = 0, 0.0
+        self._reused = self._reused_seen = self._reused_wrong = 0
+        self._forecast = 0.0
         self._selector.keep_newest(self.DRIFT_KEEP)
         self._alarm = DriftAlarm(rate=min(self._delta, 0.5))
         self._fit()
@@ -247,9 +248,19 @@ class ReusePolicy:
         """Return the loosest rank that the run can bear; the safest where it bears no more."""
         more = max(3.0 / self._delta, 0.5 * self._reused)
         planned = errors_planned((self._reused + more) * self._delta, self._alpha)
-        bearable = (planned - self._reused_wrong) / more
+        bearable = (planned - self._errors_in_run()) / more
         within = np.flatnonzero(shares <= bearable)
         return int(within[-1]) if len(within) else int(np.argmin(shares))
+
+    def _errors_in_run(self) -> float:
+        """Return the errors found among the reuses, and those expected where nobody looked.
+
+        The forecast stands for one error until what was found says more.
+        """
+        if not self._reused:
+            return 0.0
+        rate = (self._reused_wrong + 1.0) / (self._reused_seen + self._reused / self._forecast)
+        return self._reused_wrong + rate * (self._reused - self._reused_seen)
 
     def _begin_proof(self, share: float) -> None:
         """Begin a proof if none is under way, or if a new one would be done well before them."""

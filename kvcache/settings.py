@@ -315,6 +315,8 @@ class KvcacheSettings:
             )
         if self.engine_url and not (self.engine_model and self.engine_tokenizer):
             raise ConfigError("engine_url: expected engine_model and engine_tokenizer beside it")
+        if not self.hot_p99_us >= 0.0:
+            raise ConfigError(f"hot_p99_us: expected at least 0, found {self.hot_p99_us}")
         if self.documents_bytes_max < 0:
             raise ConfigError(
                 f"documents_bytes_max: expected at least 0, found {self.documents_bytes_max}"

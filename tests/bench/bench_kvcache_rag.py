@@ -3,11 +3,16 @@
 Ids and lengths only: what is measured is reuse, not answers. Three ways: as a prefix in the order
 as it came, as a prefix with passages arranged, and piece by piece (chunks at any place). The
 unbounded figures come first, then caches of a share of the footprint: ours beside LRU.
+
+``--quality`` measures what another order costs: the small model's next-token loss on the text that
+follows the best passage, with the passages as ranked, as `PromptOrder` arranges them after an
+earlier prompt that held half of them, and shuffled.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import hashlib
 import json
 import os
@@ -135,6 +140,50 @@ def measure(folder: Path, limit: int | None) -> dict[str, object]:
     return row
 
 
+def measure_quality(data: Path, *, prompts: int, tokens: int) -> dict[str, object]:
+    """Return the mean loss, nats, of a continuation behind passages in three orders."""
+    import numpy as np
+
+    from stoker.kvcache.language_model import LanguageModel
+    from stoker.kvcache.small_model import prepared_small_model
+
+    model = LanguageModel(prepared_small_model())
+    path = data / "docs_corpora" / "python311_chunks.jsonl.gz"
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        texts = [json.loads(line)["text"] for line in file]
+    system = model.encode("Passages of the Python documentation.\n\n")
+    rng = np.random.default_rng(11)
+    losses: dict[str, list[float]] = {"ranked": [], "arranged": [], "shuffled": []}
+    moved = 0
+    for number in range(prompts):
+        place = 500 + 400 * number
+        # The best passage is the one before the text to come; the others are of the same page.
+        ranked = [place, place - 1, place - 2, place - 3]
+        order = PromptOrder()
+        order.arrange([place - 2, place, place + 50], head="s")
+        arranged = [int(str(name)) for name in order.arrange(ranked, head="s")]
+        moved += arranged != ranked
+        coming = model.encode(texts[place + 1])[:48]
+        for name, places in (
+            ("ranked", ranked), ("arranged", arranged), ("shuffled", rng.permutation(ranked)),
+        ):  # fmt: skip
+            prompt = [*system]
+            for passage in places:
+                prompt += model.encode(texts[int(passage)])[:tokens]
+            step = model.forward(prompt + coming, keep=len(coming) + 1)
+            logits = step.logits[:-1].astype(np.float64)
+            peak = logits.max(axis=1, keepdims=True)
+            logs = logits - peak - np.log(np.exp(logits - peak).sum(axis=1, keepdims=True))
+            losses[name].append(float(-logs[np.arange(len(coming)), coming].mean()))
+    means = {name: round(float(np.mean(found)), 4) for name, found in losses.items()}
+    gaps = np.array(losses["arranged"]) - np.array(losses["ranked"])
+    return {
+        "prompts": prompts, "moved": moved, "loss": means,
+        "arranged_over_ranked": round(means["arranged"] / means["ranked"] - 1.0, 4),
+        "gap_standard_error": round(float(gaps.std(ddof=1) / len(gaps) ** 0.5), 4),
+    }  # fmt: skip
+
+
 def report(row: dict[str, object], command: str) -> str:
     digest = hashlib.blake2b(json.dumps(row).encode(), digest_size=8).hexdigest()
     machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
@@ -152,7 +201,11 @@ def test_rag_prompts_at_a_small_size(shared_data: Path) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, default=Path(__file__).parents[3] / "shared/data")
+    parser.add_argument("--quality", action="store_true", help="the small model's loss by order")
     chosen = parser.parse_args()
+    if chosen.quality:
+        print(json.dumps(measure_quality(chosen.data, prompts=8, tokens=80), indent=1))
+        raise SystemExit(0)
     print(report(
         measure(chosen.data / "ragpulse", None), "python tests/bench/bench_kvcache_rag.py"
     ))  # fmt: skip
