@@ -38,6 +38,7 @@ def to_document(
                 "name": figure.name,
                 "text": SCENARIO_TEXTS[figure.name],
                 "steady_p99_ms": figure.steady_p99_ms,
+                "slo_ms": figure.slo_ms,
                 "steady_of": figure.steady_of,
                 "methods": [
                     _plain({**dataclasses.asdict(row), "label": row.label}) for row in figure.rows
@@ -101,7 +102,8 @@ def _scenario(figure: ScenarioFigures, options: BenchOptions, index_bytes: int) 
     out = [
         f"## {figure.name}: {SCENARIO_TEXTS[figure.name]}",
         "",
-        f"Steady p99 {figure.steady_p99_ms:.2f} ms; index {index_bytes / _MIB:.1f} MiB.",
+        f"Steady p99 {figure.steady_p99_ms:.2f} ms; SLO of a window {figure.slo_ms:.2f} ms;"
+        f" index {index_bytes / _MIB:.1f} MiB.",
         "",
         "| " + " | ".join(heads) + " |",
         "| --- |" + " ---: |" * (len(heads) - 1),
@@ -173,9 +175,9 @@ def notes(options: BenchOptions) -> list[str]:
         " p99 of single starts stands beside it, lowest and highest in brackets.",
         "Queries that read are the share, of those due after ready, that read any page from the"
         " device; it does not depend on how busy the machine is.",
-        "Steady is the p99 of the replica that loaded everything, once it had; the SLO is 1.5 times"
-        f" that, and time-to-SLO the first moment from which every window of {options.window_s:g} s"
-        " holds it to the end.",
+        "Steady is the p99 of the replica that loaded everything, once it had. Time-to-SLO is the"
+        f" first moment from which every window of {options.window_s:g} s holds, to the end, 1.5"
+        " times the p99 of that replica's worst steady window.",
         f"All but nothing and everything may load {options.budget_ratio:.0%} of the bytes, by the"
         " same loader at a priority under demand; what requests read themselves comes on top for"
         " all alike.",

@@ -10,13 +10,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import stoker
 from stoker.errors import UnavailableError
 from stoker.service.coldstart import bench_report, plots
 from stoker.service.coldstart.bench_options import BenchOptions
 from stoker.service.coldstart.load_run import Measured, measure_scenes
 from stoker.service.coldstart.scenes import Say, Scenes, prepare_scenes
-from stoker.service.coldstart.slo import figures, goals
+from stoker.service.coldstart.slo import figures, goals, latencies
 from stoker.service.coldstart.summary import Check, Spread
 from stoker.service.demo.story import cpu_name
 
@@ -64,10 +66,22 @@ def run_bench(options: BenchOptions, say: Say) -> BenchResult:
     }
     document = bench_report.to_document(found, checks, **common)
     text = bench_report.markdown(found, checks, **common, plots=names)
+    _save_latencies(options.out / "coldstart.npz", scenes, measured)
     json_path, markdown_path = options.out / "coldstart.json", options.out / "coldstart.md"
     json_path.write_text(json.dumps(document, indent=1), encoding="utf-8")
     markdown_path.write_text(text, encoding="utf-8")
     return BenchResult(document, text, checks, json_path, markdown_path)
+
+
+def _save_latencies(path: Path, scenes: Scenes, measured: Measured) -> None:
+    """Write every latency in seconds, by scenario, method and repeat, for a closer look."""
+    due = scenes.schedule.arrivals_s
+    rows: dict[str, Any] = {
+        f"{start.scenario}/{start.method}/{start.repeat}": row
+        for start in measured.starts
+        for row in latencies([start], due)
+    }
+    np.savez_compressed(path, arrivals_s=due, **rows)
 
 
 def _facts(

@@ -102,7 +102,7 @@ def _panel(axis: Any, figure: ScenarioFigures, options: BenchOptions) -> dict[st
             zorder=3 if method == "stoker" else 2,
         )
         lines[METHOD_LABELS[method]] = line
-    limit = SLO_FACTOR * figure.steady_p99_ms
+    limit = figure.slo_ms
     axis.axhline(limit, color="#333333", linewidth=0.9, linestyle="--", zorder=1)
     axis.set_yscale("log")
     axis.set_xlim(0, options.seconds)

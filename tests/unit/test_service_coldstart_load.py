@@ -18,7 +18,7 @@ from stoker.service.coldstart.load_job import KINDS, LoadJob, LoadRecord
 from stoker.service.coldstart.load_run import Start
 from stoker.service.coldstart.page_cache import CacheDrop
 from stoker.service.coldstart.page_trace import PageTrace, page_keys, pages_of
-from stoker.service.coldstart.slo import figures, goals, harm, time_to_slo, windows
+from stoker.service.coldstart.slo import figures, goals, harm, time_to_slo, windows, worst_window
 
 MIB = 1 << 20
 
@@ -142,6 +142,9 @@ def test_time_to_slo_is_the_start_of_the_last_good_stretch() -> None:
     assert time_to_slo(np.full(1000, 0.5), arrivals, **how) is None
     late = np.where((arrivals > 5.0) & (arrivals < 5.1), 0.5, 0.001)
     assert time_to_slo(late, arrivals, **how) == pytest.approx(5.1, abs=0.11)
+    steady = {"begin_s": 3.0, "window_s": 1.0, "end_s": 10.0}
+    assert worst_window(latency, arrivals, **steady) == 0.001
+    assert worst_window(late, arrivals, **steady) == 0.5
     assert windows(latency, arrivals, window_s=5.0, end_s=10.0) == [0.5, 0.001]
 
 
