@@ -294,9 +294,7 @@ def test_no_place_above_is_dropped_for_nothing() -> None:
 
 
 def test_it_competes_in_the_arena_by_a_setting_and_acts_where_it_wins() -> None:
-    made = drifting_trace(
-        seed=1, accesses=15_000, keys=1_000, job_keys=120, job_ratio=0.5, session_ratio=0.1
-    )
+    made = drifting_trace(seed=1, accesses=20_000, keys=4_000)
     hits = {}
     for enabled in (False, True):
         policy = StokerPolicy(60, PrefetchSettings(placement_qlearning=enabled))
