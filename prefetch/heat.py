@@ -9,7 +9,6 @@ that by `tick`.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import InputError
-from stoker.kernels._core import EventBatch, KeyRun, KeyTable, SessionTable
+from stoker.kernels._core import EventBatch, KeyRun, KeyTable, SessionTable, content_hash
 from stoker.prefetch import heat_state
 from stoker.prefetch.decay import DecayedCounts, DecayLaw
 from stoker.prefetch.event_batch import (
@@ -194,37 +193,40 @@ class HeatGraph:
         """
         tail, table, limit = self._tail, self._table, self.settings.heat_keys_max
         assert tail is not None
-        rows, sizes = run.rows(), run.sizes()
-        outside = np.flatnonzero(run.numbers() < 0)
-        owners = np.repeat(np.arange(len(sizes)), sizes)[outside]
-        firsts = np.cumsum(sizes) - sizes
-        dropping = 0
-        entered: dict[ContentKey, int] = {}  # since the run's keys were looked up
-        starts = np.flatnonzero(np.diff(owners, prepend=-1)).tolist()
-        for start, end in itertools.pairwise([*starts, len(owners)]):
-            row = int(owners[start])
-            _, _, _, tenant, _, chunk_ids = batch.values(int(rows[row]))
-            places = outside[start:end].tolist()
-            keys = [(tenant, chunk_ids[place - int(firsts[row])]) for place in places]
-            if len(table) and len(table) + len(keys) > limit:
-                absent = sum(key not in entered for key in keys)
-                if len(table) + absent > limit:
-                    run.cut(row)
-                    dropping = max(absent, int(limit * _DROP_RATIO))
-                    break
-            growth = tail.growth(float(moments[row]))
-            bar = tail.bar(growth)
-            for place, key in zip(places, keys, strict=True):
-                number = entered.get(key)
-                if number is None:
-                    weight = tail.count(key, amounts[place] * growth)
-                    if weight < bar:
-                        continue
-                    number = entered[key] = table.add(*key)
-                    amounts[place] = weight / growth
-                run.settle(place, number)
+        places, owners, hashes = run.outside(batch)
+        absent = np.bincount(owners, minlength=1).tolist()
+        entered: set[int] = set()  # since the run's keys were looked up
+        row, dropping, growth, bar = -1, 0, 1.0, 0.0
+        columns = (places, owners, hashes, amounts[places], moments[owners])
+        for place, owner, key, amount, time_s in zip(
+            *(column.tolist() for column in columns), strict=True
+        ):
+            if owner != row:
+                row = owner
+                if len(table) and len(table) + absent[row] > limit:
+                    needed = self._absent(batch, run, row, places[owners == row].tolist())
+                    if len(table) + needed > limit:
+                        run.cut(row)
+                        dropping = max(needed, int(limit * _DROP_RATIO))
+                        break
+                growth = tail.growth(time_s)
+                bar = tail.bar(growth)
+            if key in entered:
+                number = table.find(*run.name(batch, owner, place))
+                if number >= 0:
+                    run.settle(place, number)
+                    continue
+            weight = tail.count(key, amount * growth)
+            if weight >= bar:
+                entered.add(key)
+                run.settle(place, table.add(*run.name(batch, owner, place)))
+                amounts[place] = weight / growth
         self._name_new_keys()
         return dropping
+
+    def _absent(self, batch: EventBatch, run: KeyRun, row: int, places: list[int]) -> int:
+        """Count a row's keys that are still not in the table: rows before it may have entered."""
+        return sum(self._table.find(*run.name(batch, row, place)) < 0 for place in places)
 
     def _reserve(self, count: int) -> None:
         have = len(self._last)
@@ -318,7 +320,7 @@ class HeatGraph:
             )
         now_s = self._newest()
         for number in dropped.tolist():
-            self._tail.raise_to(self._keys[number], now_s, float(demand[number]))
+            self._tail.raise_to(content_hash(*self._keys[number]), now_s, float(demand[number]))
         self._tail.set_floor(now_s, float(demand[dropped].max(initial=0.0)))
 
     # ---- scores out -----------------------------------------------------------------------------
@@ -407,7 +409,7 @@ class HeatGraph:
         number = self._table.find(*key)
         if number >= 0:
             return float(self._counts.values(now, np.array([number], dtype=np.int64))[0])
-        return 0.0 if self._tail is None else self._tail.estimate(key, now)
+        return 0.0 if self._tail is None else self._tail.estimate(content_hash(*key), now)
 
     def unseen_ratio(self, now_s: float, tenant: str | None = None) -> float:
         """Return the share of coming accesses that will go to chunks without heat, in [0, 1].

@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.prefetch.decay import landmark_for
-from stoker.prefetch.protocols import ContentKey
 from stoker.prefetch.snapshot import SnapshotCorrupt
 
 _HASHES = 4
@@ -27,6 +26,8 @@ _MARGIN = 0.5  # accesses
 
 class TailSketch:
     """Estimates of decayed demand, and the floor above which a key earns a place in the table.
+
+    Keys are numbers made from content (`content_hash`); those that share one share an estimate.
 
     Invariant: an estimate is never below the decayed sum of what was counted since the landmark
     moved last; the landmark moves once in 256 half-lives, by when nothing counted is left.
@@ -65,26 +66,25 @@ class TailSketch:
         """
         return self._floor + _MARGIN * growth
 
-    def count(self, key: ContentKey, weight: float) -> float:
+    def count(self, key: int, weight: float) -> float:
         """Count an access of so much weight; returns the key's estimated weight, it included."""
-        name = _name(key)
-        self._sketch.update(name, weight)
-        estimate: float = self._sketch.get_estimate(name)
+        self._sketch.update(key, weight)
+        estimate: float = self._sketch.get_estimate(key)
         return estimate
 
-    def raise_to(self, key: ContentKey, time_s: float, demand: float) -> None:
+    def raise_to(self, key: int, time_s: float, demand: float) -> None:
         """See to it that the key's estimate at that time is at least ``demand``."""
-        name, grown = _name(key), self.growth(time_s)
-        lacking = demand * grown - float(self._sketch.get_estimate(name))
+        weight = demand * self.growth(time_s)
+        lacking = weight - float(self._sketch.get_estimate(key))
         if lacking > 0.0:
-            self._sketch.update(name, lacking)
+            self._sketch.update(key, lacking)
 
-    def estimate(self, key: ContentKey, now_s: float) -> float:
+    def estimate(self, key: int, now_s: float) -> float:
         """Return the key's estimated demand; at or after the newest time counted."""
         if self._landmark == -math.inf:
             return 0.0
         exponent = min(1000.0, now_s * self._rate - self._landmark)
-        return float(self._sketch.get_estimate(_name(key))) * math.exp2(-exponent)
+        return float(self._sketch.get_estimate(key)) * math.exp2(-exponent)
 
     def set_floor(self, time_s: float, demand: float) -> None:
         """Ask for that much demand, decaying from that time on, before a key enters the table."""
@@ -133,8 +133,3 @@ def _new_sketch(buckets: int) -> Any:
     import datasketches
 
     return datasketches.count_min_sketch(_HASHES, buckets)
-
-
-def _name(key: ContentKey) -> str:
-    tenant, chunk_id = key
-    return f"{len(tenant)}\0{tenant}{chunk_id}"

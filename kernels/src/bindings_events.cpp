@@ -220,6 +220,22 @@ void bind_keys(nb::module_& m) {
             r.numbers[place] = number;
           },
           "place"_a, "number"_a, "Give a key of the run its number.")
+      .def(
+          "outside",
+          [](const stoker::KeyTable::Interned& r, const stoker::EventBatch& batch) {
+            auto found = r.outside(batch);
+            return nb::make_tuple(column(std::move(found.places)), column(std::move(found.owners)),
+                                  column(std::move(found.hashes)));
+          },
+          "batch"_a, "Where a number is absent: (places, rows of the run, content hashes).")
+      .def(
+          "name",
+          [](const stoker::KeyTable::Interned& r, const stoker::EventBatch& batch,
+             std::size_t owner, std::size_t place) {
+            const auto [group, key] = r.name(batch, owner, place);
+            return nb::make_tuple(text(group), text(key));
+          },
+          "batch"_a, "row"_a, "place"_a, "The (group, key) at a place of the run.")
       .def("cut", &stoker::KeyTable::Interned::cut, "count"_a, "Keep only the first rows.");
 
   nb::class_<stoker::KeyTable>(m, "KeyTable", "(group, key) to 0, 1, 2, ... as they were added.")
@@ -350,6 +366,8 @@ void bind_keys(nb::module_& m) {
 void bind_events(nb::module_& m) {
   bind_batch(m);
   bind_keys(m);
+  m.def("content_hash", &stoker::content_hash, "group"_a, "key"_a,
+        "A number for (group, key) that is the same in every process.");
   m.def(
       "add_edges",
       [](Table<std::int32_t> targets, Table<double> weights, Vector<std::int64_t> tails,

@@ -134,6 +134,40 @@ void KeyTable::keep(const std::int64_t* numbers, std::size_t count) {
   *this = std::move(kept);
 }
 
+std::int64_t content_hash(std::string_view group, std::string_view key) {
+  return static_cast<std::int64_t>(hash_bytes(key, hash_bytes(group, 0)));
+}
+
+KeyTable::Interned::Outside KeyTable::Interned::outside(const EventBatch& batch) const {
+  Outside out;
+  std::size_t place = 0;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const EventRow& row = batch.rows.at(static_cast<std::size_t>(rows[i]));
+    const auto size = static_cast<std::size_t>(sizes[i]);
+    for (std::size_t j = 0; j < size; ++j, ++place) {
+      if (numbers[place] >= 0) continue;
+      out.places.push_back(static_cast<std::int64_t>(place));
+      out.owners.push_back(static_cast<std::int64_t>(i));
+      out.hashes.push_back(
+          content_hash(batch.view(row.tenant), batch.view(batch.keys.at(row.first_key + j))));
+    }
+  }
+  return out;
+}
+
+std::pair<std::string_view, std::string_view> KeyTable::Interned::name(const EventBatch& batch,
+                                                                       std::size_t owner,
+                                                                       std::size_t place) const {
+  if (owner >= rows.size()) throw BadInput("no such row in the run");
+  std::size_t first = 0;
+  for (std::size_t i = 0; i < owner; ++i) first += static_cast<std::size_t>(sizes[i]);
+  if (place < first || place - first >= static_cast<std::size_t>(sizes[owner])) {
+    throw BadInput("place " + std::to_string(place) + " is not of row " + std::to_string(owner));
+  }
+  const EventRow& row = batch.rows.at(static_cast<std::size_t>(rows[owner]));
+  return {batch.view(row.tenant), batch.view(batch.keys.at(row.first_key + (place - first)))};
+}
+
 void KeyTable::Interned::cut(std::size_t count) {
   if (count >= rows.size()) {
     throw BadInput("cannot cut " + std::to_string(rows.size()) + " rows to " +

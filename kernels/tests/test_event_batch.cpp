@@ -83,6 +83,15 @@ void test_keys() {
   CHECK(run.numbers == (std::vector<std::int64_t>{0, 1, 0, 2}));
   run = table.intern(batch, 2, 2, 9, 3, false);
   CHECK(run.numbers == (std::vector<std::int64_t>{KeyTable::kAbsent, 1}));
+  const KeyTable::Interned::Outside outside = run.outside(batch);
+  CHECK(outside.places == (std::vector<std::int64_t>{0}));
+  CHECK(outside.owners == (std::vector<std::int64_t>{0}));
+  CHECK_EQ(outside.hashes.at(0), content_hash("t", "c"));
+  CHECK_EQ(run.name(batch, 0, 0).second, std::string_view("c"));
+  CHECK_THROWS(run.name(batch, 0, 2), BadInput, "is not of row 0");
+  CHECK_THROWS(run.cut(1), BadInput, "cannot cut 1 rows to 1");
+  run.cut(0);
+  CHECK_EQ(run.stop, 2u);
   CHECK_EQ(table.find("u", "a"), 2);
   CHECK_EQ(table.find("v", "a"), KeyTable::kAbsent);
   const std::int64_t kept[] = {1, 2};
@@ -107,6 +116,20 @@ void test_window() {
   CHECK_EQ(window.size(), 2u);
 }
 
+void test_runs() {
+  std::vector<double> values(6, 1.0);  // two parts of three keys
+  const std::int64_t numbers[] = {2, 0, 2};
+  const std::int64_t sizes[] = {1, 0, 2};
+  const double grown[] = {1.0, 9.0, 2.0, 10.0, 90.0, 20.0};
+  const double amounts[] = {1.0, 2.0, 1.0};
+  add_runs(values.data(), 2, 3, numbers, 3, sizes, grown, 3, amounts);
+  CHECK(values == (std::vector<double>{5.0, 1.0, 4.0, 41.0, 1.0, 31.0}));
+  CHECK_THROWS(add_runs(values.data(), 2, 2, numbers, 3, sizes, grown, 3, amounts), BadInput,
+               "key 2 among 2");
+  CHECK_THROWS(add_runs(values.data(), 2, 3, numbers, 2, sizes, grown, 3, amounts), BadInput,
+               "runs of 3 keys, 2 are given");
+}
+
 void test_edges() {
   std::vector<std::int32_t> targets(4, -1);
   std::vector<double> weights(4, 0.0);
@@ -128,6 +151,7 @@ int main() {
   test_damaged_bytes();
   test_keys();
   test_window();
+  test_runs();
   test_edges();
   return 0;
 }

@@ -22,6 +22,10 @@ struct BytesHash {
   }
 };
 
+// A number for (group, key) that is the same in every process and may be stored. Two keys may share
+// one; whoever minds compares the keys themselves.
+std::int64_t content_hash(std::string_view group, std::string_view key);
+
 // (group, key) -> 0, 1, 2, ... in the order in which they were added.
 //
 // Invariants: every key has one number; the slots are at most half full.
@@ -49,6 +53,15 @@ class KeyTable {
     std::vector<std::int64_t> sizes;    // how many keys each
     std::vector<std::int64_t> numbers;  // all their keys, kAbsent where `grow` is false
 
+    // Where a number is absent: its place among `numbers`, its place among `rows`, and the key's
+    // content_hash.
+    struct Outside {
+      std::vector<std::int64_t> places, owners, hashes;
+    };
+    Outside outside(const EventBatch& batch) const;
+    // The key at a place among `numbers`.
+    std::pair<std::string_view, std::string_view> name(const EventBatch& batch, std::size_t owner,
+                                                       std::size_t place) const;
     // Keeps the first `count` rows, fewer than there are; `stop` becomes the one after them.
     void cut(std::size_t count);
   };
