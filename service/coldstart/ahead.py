@@ -1,4 +1,4 @@
-"""Puts the measured process ahead of other programs of the machine, where it is allowed to.
+"""Puts a measured process ahead of other programs of the machine, where that is allowed.
 
 On a busy machine a p99 of half a millisecond is otherwise the length of other programs' turns on
 the processor: with seven busy processes on two processors, the 99th percentile of waking up and
@@ -8,17 +8,21 @@ machine is. Niceness does not do it: the kernel weighs sessions before processes
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 
-def get_ahead() -> str:
-    """Give this process, and threads that it starts, a real-time priority, the lowest.
+def put_ahead(pid: int) -> None:
+    """Give a process, and threads that it starts from now on, the lowest real-time priority.
 
-    Returns:
-        What was done, for the record.
+    Where that is not allowed nothing is changed; `standing` tells.
     """
-    try:
-        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
-    except (OSError, AttributeError) as error:
-        return f"as other programs have ({error})"
-    return "ahead of other programs (SCHED_RR 1)"
+    with contextlib.suppress(OSError, AttributeError):
+        os.sched_setscheduler(pid, os.SCHED_RR, os.sched_param(1))
+
+
+def standing() -> str:
+    """Say how this process stands beside other programs."""
+    if hasattr(os, "SCHED_RR") and os.sched_getscheduler(0) == os.SCHED_RR:
+        return "ahead of other programs (SCHED_RR)"
+    return "as other programs have: a real-time priority was not allowed"

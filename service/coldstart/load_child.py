@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from stoker.service.coldstart.ahead import get_ahead
+from stoker.service.coldstart.ahead import standing
 from stoker.service.coldstart.load_job import (
     KINDS,
     LOAD_ALL,
@@ -37,11 +37,11 @@ def main(argv: list[str]) -> int:
     job = LoadJob.from_json(Path(argv[0]).read_text(encoding="utf-8"))
     if job.procs_path:
         Path(job.procs_path).write_text(str(os.getpid()), encoding="utf-8")
-    run_job(job, priority=get_ahead()).save(Path(job.result_path))
+    run_job(job).save(Path(job.result_path))
     return 0
 
 
-def run_job(job: LoadJob, *, priority: str = "") -> LoadRecord:
+def run_job(job: LoadJob) -> LoadRecord:
     """Open, take the traffic, load meanwhile, and count. See `LoadRecord`."""
     import numpy as np
 
@@ -84,7 +84,7 @@ def run_job(job: LoadJob, *, priority: str = "") -> LoadRecord:
         load_bytes=loader.bytes_read,
         load_pages=loader.pages,
         index_bytes=index.total_bytes(),
-        priority=priority,
+        priority=standing(),
         heat_keys=loader.heat_keys,
         receipt=loader.receipt,
         page_hits=hits - counted[0],

@@ -20,6 +20,7 @@ import structlog
 
 from stoker.errors import UnavailableError
 from stoker.service.app import search_thread_count
+from stoker.service.coldstart.ahead import put_ahead
 from stoker.service.coldstart.bench_options import (
     IN_TRAFFIC,
     IN_TRAFFIC_METHODS,
@@ -172,19 +173,19 @@ def start_replica(job: LoadJob, *, timeout_s: float) -> LoadRecord:
         dataclasses.replace(job, started_ns=time.monotonic_ns()).to_json(), encoding="utf-8"
     )
     command = [sys.executable, "-m", "stoker.service.coldstart.load_child", str(job_path)]
-    try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise UnavailableError(
-            f"the replica ({job.load}) took longer than {timeout_s:.0f} s and was stopped"
-        ) from error
-    if done.returncode or not result.exists():
-        words = " ".join(done.stderr.split())[-600:] or f"exit status {done.returncode}"
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as process:
+        put_ahead(process.pid)
+        try:
+            _, said = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired as error:
+            raise UnavailableError(
+                f"the replica ({job.load}) took longer than {timeout_s:.0f} s and was stopped"
+            ) from error
+        finally:
+            process.kill()  # nothing is left running, whatever happened
+    if process.returncode or not result.exists():
+        words = " ".join(said.split())[-600:] or f"exit status {process.returncode}"
         raise UnavailableError(f"the measured replica ({job.load}) failed: {words}")
     return LoadRecord.load(result)

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stoker.errors import ConfigError, InputError
+from stoker.errors import ConfigError, InputError, UnavailableError
 from stoker.service.coldstart import page_lists, workload
 from stoker.service.coldstart.bench_options import BenchOptions, small
 from stoker.service.coldstart.bench_report import markdown, to_document
 from stoker.service.coldstart.load_job import KINDS, LoadJob, LoadRecord
-from stoker.service.coldstart.load_run import Start
+from stoker.service.coldstart.load_run import Start, start_replica
 from stoker.service.coldstart.page_cache import CacheDrop
 from stoker.service.coldstart.page_trace import PageTrace, page_keys, pages_of
 from stoker.service.coldstart.slo import figures, goals, harm, time_to_slo, windows, worst_window
@@ -275,3 +275,11 @@ def test_impossible_options_are_named() -> None:
     with pytest.raises(ConfigError, match="window_s"):
         BenchOptions(seconds=1.0)
     assert small(BenchOptions()).count == 80
+
+
+def test_a_replica_that_fails_or_hangs_is_an_error_with_its_words(tmp_path: Path) -> None:
+    job = LoadJob("none", "nowhere", str(tmp_path / "no-queries.npz"), str(tmp_path / "r.npz"))
+    with pytest.raises(UnavailableError, match="no-queries"):
+        start_replica(job, timeout_s=60.0)
+    with pytest.raises(UnavailableError, match="longer than 0 s"):
+        start_replica(job, timeout_s=0.001)
