@@ -431,6 +431,15 @@ class Collection:
             counts = [segment.sealed.segment.page_counts() for segment in view.segments]
         return sum(hits for hits, _ in counts), sum(misses for _, misses in counts)
 
+    def demand_wait_us(self) -> int:
+        """Return how long searches have waited for reads so far, over all threads, microseconds.
+
+        Of the segments that serve now: after a merge the count starts anew for the merged ones.
+        """
+        with self._serving.taken() as view:
+            stats = [segment.sealed.segment.pool_stats() for segment in view.segments]
+        return sum(counts.get("demand_wait_us", 0) for counts in stats)
+
     def resident(self) -> Residency:
         """Return what is in memory now, over all segments, from their page pools."""
         with self._serving.taken() as view:

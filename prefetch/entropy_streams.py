@@ -41,12 +41,15 @@ class EntropyStreams:
         for event in events:
             if event.type != SEARCH_PERFORMED or not event.chunk_ids:
                 continue
-            routes = (None,) if event.route is None else (None, event.route)
-            for route in routes:
-                stream = self._stream((event.tenant, route))
-                stream.requests += 1
-                for chunk in event.chunk_ids:
-                    stream.entropy.add(chunk)
+            self.count(event.tenant, event.route, event.chunk_ids)
+
+    def count(self, tenant: str, route: str | None, chunk_ids: Sequence[str]) -> None:
+        """Count the chunks that one request retrieved."""
+        for name in (None,) if route is None else (None, route):
+            stream = self._stream((tenant, name))
+            stream.requests += 1
+            for chunk in chunk_ids:
+                stream.entropy.add(chunk)
 
     def _stream(self, key: StreamKey) -> _Stream:
         stream = self._streams.get(key)
@@ -68,6 +71,10 @@ class EntropyStreams:
         """Return how to cache this stream; None where nothing was retrieved yet."""
         bits = self.bits(tenant, route)
         return None if bits is None else regime_for(bits)
+
+    def all_bits(self) -> dict[StreamKey, float]:
+        """Return the entropy of every stream, in bits."""
+        return {key: stream.entropy.bits for key, stream in self._streams.items()}
 
     def close_window(self) -> dict[StreamKey, float]:
         """End a window of requests for the drift alarms.

@@ -138,6 +138,10 @@ class CollectionIndex:
         """Return (hits, misses) of searches so far; see `Collection.page_counts`."""
         return self._collection.page_counts()
 
+    def demand_wait_us(self) -> int:
+        """Return how long searches have waited for reads; see `Collection.demand_wait_us`."""
+        return self._collection.demand_wait_us()
+
     def total_bytes(self) -> int:
         """Return the bytes of all pages."""
         return self._collection.total_bytes()

@@ -49,6 +49,7 @@ from stoker.service.answers import (
 from stoker.service.bodies import DocumentRow, SearchRequest, WarmupRequest
 from stoker.service.engine_parts import Parts
 from stoker.service.metrics import Metrics
+from stoker.service.placement_wiring import LivePlacement
 from stoker.service.problems import (
     DeadlinePassed,
     FeatureOff,
@@ -136,6 +137,8 @@ class Engine:
         if self._parts.heat is not None:
             self._parts.heat.start()
         self._text.start()
+        if self._parts.placement is not None:
+            self._parts.placement.start()
         if self._parts.kv is not None:
             self._parts.kv.start(heat=self.demand, generation=lambda: self._index.generation)
         service = self.config.service
@@ -160,6 +163,8 @@ class Engine:
         self._closing.set()
         parts = self._parts
         idle = self._warmup.stop(_STOP_S)
+        if parts.placement is not None:
+            idle = parts.placement.stop(_STOP_S) and idle
         if parts.kv is not None:
             idle = parts.kv.close(_STOP_S) and idle
         self._reuse.close()
@@ -472,10 +477,13 @@ class Engine:
         found: Sequence[tuple[str, float]],
         request_id: str,
     ) -> None:
+        names = [result_id for result_id, _ in found]
+        if self._parts.placement is not None:
+            self._parts.placement.offer(tenant, request.route, request.session, names, self._wall())
         self._offer(
             SEARCH_PERFORMED,
             tenant,
-            [result_id for result_id, _ in found],
+            names,
             session=request.session,
             route=request.route,
             query=request.text,
@@ -577,7 +585,32 @@ class Engine:
                 metrics.event_lag.set(read.lag)
                 metrics.event_lag_age.set(read.lag_age_s)
                 metrics.heat_keys.set(self._parts.heat.sink.key_count)
+            if self._parts.placement is not None:
+                self._show_placement(self._parts.placement)
         return metrics.page()
+
+    def _show_placement(self, placement: LivePlacement) -> None:
+        metrics, report = self.metrics, placement.report()
+        for name in placement.policies:
+            metrics.policy_acting.labels(name).set(report.acting == name)
+        self._advance(metrics.policy_switches, "switches", report.switches)
+        self._advance(metrics.placement_accesses, "placement accesses", report.accesses)
+        self._advance(metrics.placement_hits, "placement hits", report.hits)
+        self._advance(metrics.placement_skipped, "placement skipped", report.skipped)
+        self._advance(metrics.placement_cpu, "placement cpu", report.cpu_s)
+        for outcome, total in report.prefetch.items():
+            counter = metrics.ahead_keys.labels(outcome)
+            self._advance(counter, f"ahead {outcome}", total)
+        self._advance(metrics.ahead_bytes, "ahead bytes", report.loaded_bytes)
+        for regime, count in report.regimes.items():
+            metrics.entropy_streams.labels(regime).set(count)
+        for rank, bits in report.entropy_bits.items():
+            metrics.entropy_bits.labels(rank).set(bits)
+        self._advance(metrics.entropy_drifts, "drifts", report.drifts)
+        state = report.cross_tier
+        metrics.cross_tier.set(state.open)
+        metrics.nvme_idle.set(state.nvme_idle_ratio)
+        metrics.gpu_miss.set(-1 if state.gpu_miss_ratio is None else state.gpu_miss_ratio)
 
     def _advance(self, counter: Any, name: str, total: float) -> None:
         """Bring a counter to a total that another part counts."""

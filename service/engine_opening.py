@@ -34,6 +34,7 @@ from stoker.service.heat_keeper import HeatKeeper
 from stoker.service.kv_parts import KvParts
 from stoker.service.metrics import Metrics
 from stoker.service.model_record import read_model_record
+from stoker.service.placement_wiring import open_placement
 from stoker.service.publisher import Publisher
 from stoker.service.settings import ServiceSettings, StokerConfig
 from stoker.service.text_model import TextModel
@@ -114,6 +115,7 @@ def open_engine(
                 dead_letters=DeadLetters(event_log),
             ),
             heat=heat,
+            placement=open_placement(config, index),
             off=off,
         )
         engine = Engine(

@@ -16,6 +16,7 @@ from stoker.kvcache.lookup import LookupReuse
 from stoker.prefetch.protocols import WarmSource
 from stoker.service.heat_keeper import HeatKeeper
 from stoker.service.kv_parts import KvParts
+from stoker.service.placement_wiring import LivePlacement
 from stoker.service.publisher import Publisher
 from stoker.service.streams import EventLog
 from stoker.service.text_model import TextModel
@@ -80,4 +81,5 @@ class Parts:
     publisher: Publisher | None = None
     heat: HeatKeeper | None = None
     kv: KvParts | None = None
+    placement: LivePlacement | None = None
     off: Mapping[str, str] = field(default_factory=dict)

@@ -174,6 +174,86 @@ class Metrics:
             registry=registry,
         )
         self.measured_hit_ratio.set(-1)
+        self._add_placement()
+
+    def _add_placement(self) -> None:
+        registry = self.registry
+        self.policy_acting = Gauge(
+            "stoker_prefetch_policy_acting_state",
+            "1 for the placement policy that acts, 0 for those that compete with it",
+            ("policy",),
+            registry=registry,
+        )
+        self.policy_switches = Counter(
+            "stoker_prefetch_policy_switches_total",
+            "Changes of the acting placement policy; the log has the evidence of each",
+            registry=registry,
+        )
+        self.placement_accesses = Counter(
+            "stoker_prefetch_placement_accesses_total",
+            "Retrieved passages that the placement policies were compared on",
+            registry=registry,
+        )
+        self.placement_hits = Counter(
+            "stoker_prefetch_placement_hits_total",
+            "Of those, the ones that the acting policy would have had in its room",
+            registry=registry,
+        )
+        self.placement_skipped = Counter(
+            "stoker_prefetch_placement_skipped_requests_total",
+            "Searches that the policies did not see, because their share of CPU was spent",
+            registry=registry,
+        )
+        self.placement_cpu = Counter(
+            "stoker_prefetch_placement_cpu_seconds_total",
+            "CPU time of comparing placement policies and measuring entropy",
+            registry=registry,
+        )
+        self.ahead_keys = Counter(
+            "stoker_prefetch_ahead_keys_total",
+            "Passages that the acting policy wanted ahead, by what became of them: useful, late, "
+            "unused, polluting",
+            ("outcome",),
+            registry=registry,
+        )
+        self.ahead_bytes = Counter(
+            "stoker_prefetch_ahead_bytes_total",
+            "Bytes loaded ahead by the acting policy",
+            registry=registry,
+        )
+        self.entropy_streams = Gauge(
+            "stoker_prefetch_entropy_streams",
+            "Tenants, and routes of them, by what their access entropy asks for: pin, evict, shard",
+            ("regime",),
+            registry=registry,
+        )
+        self.entropy_bits = Gauge(
+            "stoker_prefetch_entropy_bits",
+            "Access entropy over tenants and routes: least, median, most",
+            ("rank",),
+            registry=registry,
+        )
+        self.entropy_drifts = Counter(
+            "stoker_prefetch_entropy_drifts_total",
+            "Times that a stream's entropy fell by more than 0.3 bit within a window",
+            registry=registry,
+        )
+        self.cross_tier = Gauge(
+            "stoker_prefetch_cross_tier_state",
+            "1 while the GPU misses over 12 % and NVMe is idle over 65 %, else 0",
+            registry=registry,
+        )
+        self.gpu_miss = Gauge(
+            "stoker_prefetch_gpu_miss_ratio",
+            "GPU pages copied over asked for, last second; -1 without a GPU tier or demand for it",
+            registry=registry,
+        )
+        self.gpu_miss.set(-1)
+        self.nvme_idle = Gauge(
+            "stoker_prefetch_nvme_idle_ratio",
+            "Share of the last second in which no search waited for a read",
+            registry=registry,
+        )
 
     def page(self) -> bytes:
         """Return the metrics in Prometheus' text form."""

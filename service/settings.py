@@ -178,6 +178,20 @@ class ServiceSettings:
             "looking costs one small read"
         },
     )
+    placement: Literal["off", "observe", "act"] = dataclasses.field(
+        default="observe",
+        metadata={
+            "help": "the arena on live searches: observe compares policies and measures entropy; "
+            "act also loads ahead what the acting one wants, into free room; off spares the CPU"
+        },
+    )
+    placement_cpu_ratio_max: float = dataclasses.field(
+        default=0.02,
+        metadata={
+            "help": "share of one core for that; requests beyond it are skipped and counted; 0.02, "
+            "so that it stays below 3 % with what cannot be measured"
+        },
+    )
     heat_wait_s: float = dataclasses.field(
         default=10.0,
         metadata={
@@ -354,6 +368,15 @@ class ServiceSettings:
         ):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"service.{name} is {getattr(self, name)}; it must be above 0")
+        if self.placement not in ("off", "observe", "act"):
+            raise ConfigError(
+                f"service.placement is {self.placement!r}; it must be off, observe or act"
+            )
+        if not 0.0 < self.placement_cpu_ratio_max <= 1.0:
+            raise ConfigError(
+                f"service.placement_cpu_ratio_max is {self.placement_cpu_ratio_max}; it must be "
+                "above 0 and at most 1"
+            )
         for name in ("drain_notice_s", "heat_wait_s"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"service.{name} is {getattr(self, name)}; it must be >= 0")

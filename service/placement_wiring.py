@@ -1,0 +1,347 @@
+"""The arena and the access entropy on live searches, beside the requests and never in their way.
+
+A search offers what it retrieved to a bounded queue. A thread takes it from there every 100 ms and
+runs the candidate policies on it, within a share of one core: what comes beyond that is skipped and
+counted, so the cost has a bound whatever the traffic. While requests are skipped all candidates see
+the same rest.
+
+With ``act``, what the acting policy wants ahead is loaded once a second, at the priority under
+demand, into free room of the page pool and the KV store, and only while the device has time for
+it. Rooms offer no eviction, so nothing that is resident ever leaves for it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import structlog
+
+from stoker.errors import StokerError
+from stoker.prefetch.cross_tier import CrossTierCondition, CrossTierState
+from stoker.prefetch.entropy_streams import EntropyStreams
+from stoker.prefetch.placement import StokerPolicy
+from stoker.prefetch.protocols import (
+    KIND_KV_BLOCK,
+    KIND_REFINE,
+    KIND_VECTORS,
+    ContentKey,
+    WarmSource,
+)
+from stoker.prefetch.regime import Regime, regime_for
+from stoker.prefetch.settings import PrefetchSettings
+from stoker.service.collection_index import CollectionIndex
+from stoker.service.settings import StokerConfig
+
+log = structlog.get_logger(__name__)
+
+_ROOM_KEYS_MIN = 256  # so that a small or empty index has something to compare
+_TICK_S = 0.1
+_ACT_S = 1.0
+_WINDOW_S = 60.0
+_CREDIT_S_MAX = 0.5  # CPU seconds that quiet times may save up for a burst
+_QUEUE_MAX = 4_096
+_AHEAD_KEYS_MAX = 256
+_AHEAD_BYTES_MAX = 4 << 20
+_LOAD_DEADLINE_S = 0.25
+# What belongs to single passages; the rest of an index is for every search and no single key's.
+_OWN_KINDS = frozenset({KIND_REFINE, KIND_VECTORS, KIND_KV_BLOCK})
+NVME_IDLE_OVER = 0.65
+
+
+class _Request(NamedTuple):
+    tenant: str
+    route: str | None
+    session: str | None
+    names: Sequence[str]
+    time_s: float
+
+
+@dataclass(frozen=True)
+class PlacementReport:
+    """What has been seen and done so far; counts only grow.
+
+    Attributes:
+        acting: The policy that acts; "" before the first access.
+        switches: Changes of it.
+        accesses: Accesses that the candidates saw.
+        skipped: Requests that they did not see, because the queue or the share of CPU was full.
+        cpu_s: CPU seconds of the thread.
+        hits: Of the accesses, those that a cache of this room would have had.
+        prefetch: What became of keys wanted ahead: useful, late, unused, polluting.
+        loaded_bytes: Bytes loaded ahead, with ``act``.
+        regimes: How many streams (tenants, and routes of them) have each regime.
+        entropy_bits: Least, median and most entropy of a stream; empty before the first request.
+        drifts: Times that a stream's entropy fell enough for its alarm.
+        cross_tier: The condition of cross-tier prefetch, with what it was measured from.
+    """
+
+    acting: str
+    switches: int
+    accesses: int
+    skipped: int
+    cpu_s: float
+    hits: int
+    prefetch: dict[str, int]
+    loaded_bytes: int
+    regimes: dict[str, int]
+    entropy_bits: dict[str, float]
+    drifts: int
+    cross_tier: CrossTierState
+
+
+@dataclass
+class _Totals:
+    accesses: int = 0
+    skipped: int = 0
+    hits: int = 0
+    cpu_s: float = 0.0
+    loaded_bytes: int = 0
+    drifts: int = 0
+    ahead: dict[ContentKey, float] = field(default_factory=dict)
+
+
+class LivePlacement:
+    """Runs candidates and entropy on live accesses. `offer` and `report` are for any thread.
+
+    Invariants: the queue is bounded; the thread spends at most ``cpu_ratio_max`` of one core, and
+    once as much again as `_CREDIT_S_MAX` says; nothing that it does can fail a search.
+    """
+
+    def __init__(
+        self,
+        settings: PrefetchSettings,
+        *,
+        room_keys: int,
+        act: bool,
+        cpu_ratio_max: float,
+        sources: Callable[[], Sequence[WarmSource]] = tuple,
+        demand_wait_us: Callable[[], int] = lambda: 0,
+        gpu_counts: Callable[[], tuple[int, int] | None] = lambda: None,
+        monotonic: Callable[[], float] = time.monotonic,
+        cpu_time: Callable[[], float] = time.thread_time,
+    ) -> None:
+        """Start empty.
+
+        Args:
+            settings: Those of placement.
+            room_keys: Passages that the policies may hold.
+            act: Whether what the acting policy wants ahead is loaded.
+            cpu_ratio_max: Share of one core that the thread may use.
+            sources: The rooms to load from.
+            demand_wait_us: Gives how long searches have waited for reads so far.
+            gpu_counts: Gives (hits, loads) of the GPU tier; None where there is none.
+        """
+        self._policy = StokerPolicy(room_keys, settings)
+        self._entropy = EntropyStreams()
+        self._act = act
+        self._cpu_ratio_max = cpu_ratio_max
+        self._sources = sources
+        self._demand_wait_us = demand_wait_us
+        self._gpu_counts = gpu_counts
+        self._monotonic = monotonic
+        self._cpu_time = cpu_time
+        self._queue: deque[_Request] = deque()
+        self._lock = threading.Lock()  # of policy, entropy and totals
+        self._totals = _Totals()
+        self._condition = CrossTierCondition()
+        self._ticked_s = monotonic()
+        self._acted_s = self._windowed_s = self._ticked_s
+        self._credit_s = _CREDIT_S_MAX
+        self._refused = 0  # by a full queue; written by searches, one wrong count does no harm
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def offer(
+        self,
+        tenant: str,
+        route: str | None,
+        session: str | None,
+        names: Sequence[str],
+        time_s: float,
+    ) -> None:
+        """Take what a search retrieved, best first; never waits."""
+        if not names:
+            return
+        if len(self._queue) >= _QUEUE_MAX:
+            self._refused += 1
+            return
+        self._queue.append(_Request(tenant, route, session, names, time_s))
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread = threading.Thread(target=self._run, name="placement", daemon=True)
+        self._thread.start()
+
+    def stop(self, timeout_s: float) -> bool:
+        """End the thread; tells whether it did in time."""
+        self._stop.set()
+        if self._thread is None:
+            return True
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while not self._stop.wait(_TICK_S):
+            try:
+                self.tick()
+            except Exception:
+                # Searches do not depend on this; a fault of ours ends it for this server, loudly.
+                log.exception("service.placement_failed")
+                return
+
+    def tick(self) -> None:
+        """Take in what was offered, as far as the share of CPU reaches; load ahead if due."""
+        now = self._monotonic()
+        began = self._cpu_time()
+        elapsed, self._ticked_s = max(0.0, now - self._ticked_s), now
+        self._credit_s = min(_CREDIT_S_MAX, self._credit_s + elapsed * self._cpu_ratio_max)
+        left = self._credit_s
+        state = self._condition.observe(
+            now, demand_wait_us=self._demand_wait_us(), gpu=self._gpu_counts()
+        )
+        waiting = len(self._queue)
+        while waiting and left - (self._cpu_time() - began) > 0.0:
+            waiting -= 1
+            with self._lock:
+                self._take(self._queue.popleft())
+        for _ in range(waiting):
+            self._queue.popleft()
+        if now - self._windowed_s >= _WINDOW_S:
+            self._windowed_s = now
+            self._close_window()
+        if self._act and now - self._acted_s >= _ACT_S:
+            self._acted_s = now
+            if left - (self._cpu_time() - began) > 0.0 and state.nvme_idle_ratio > NVME_IDLE_OVER:
+                self._load_ahead()
+        spent = self._cpu_time() - began
+        self._credit_s -= spent
+        with self._lock:
+            self._totals.cpu_s += spent
+            self._totals.skipped += waiting
+
+    def _take(self, request: _Request) -> None:
+        policy, totals, tenant = self._policy, self._totals, request.tenant
+        session = None if request.session is None else (tenant, request.session)
+        wanted: list[tuple[str, str]] = []
+        for name in request.names:
+            decision = policy.access((tenant, name), session=session, time_s=request.time_s)
+            totals.accesses += 1
+            totals.hits += decision.hit
+            wanted += [_content_key(key) for key, _ in decision.ahead]
+        wanted += [_content_key(move.key) for move in policy.close_request() if move.ahead]
+        if self._act:
+            for key in wanted:
+                totals.ahead.pop(key, None)
+                totals.ahead[key] = 1.0
+            while len(totals.ahead) > _AHEAD_KEYS_MAX:  # the newest are the ones that still count
+                del totals.ahead[next(iter(totals.ahead))]
+        self._entropy.count(tenant, request.route, request.names)
+
+    def _close_window(self) -> None:
+        with self._lock:
+            drifted = self._entropy.close_window()
+            self._totals.drifts += len(drifted)
+        if drifted:
+            log.info(
+                "service.hot_spot_formed", streams=len(drifted), factor_max=max(drifted.values())
+            )
+
+    def _load_ahead(self) -> None:
+        """Load what the wanted passages alone need, into free room, within a bound of bytes."""
+        with self._lock:
+            wanted, self._totals.ahead = self._totals.ahead, {}
+        if not wanted:
+            return
+        left = _AHEAD_BYTES_MAX
+        loaded = 0
+        try:
+            for source in self._sources():
+                for batch in source.unit_batches(wanted):
+                    # Every page of an index has a little of each key's walks; the key's own have
+                    # more than the least.
+                    least = float(batch.benefit.min()) if len(batch.benefit) else 0.0
+                    own = batch.units[: int(np.count_nonzero(batch.benefit > least))]
+                    own = own[: left // batch.unit_bytes]
+                    if batch.kind not in _OWN_KINDS or not len(own):
+                        continue
+                    outcome = source.load_units(
+                        batch.kind, own, sticky=False, deadline_s=_LOAD_DEADLINE_S
+                    )
+                    loaded += outcome.bytes_read
+                    left -= outcome.bytes_read
+        except StokerError as error:
+            log.warning("service.load_ahead_failed", reason=str(error))
+        with self._lock:
+            self._totals.loaded_bytes += loaded
+
+    def explain(self, tenant: str, name: str) -> dict[str, float]:
+        """Return why a passage is expected: the terms of its forecast, largest first."""
+        with self._lock:
+            return self._policy.explain((tenant, name))
+
+    def regime(self, tenant: str, route: str | None = None) -> Regime | None:
+        """Return how to cache a stream; None where nothing was retrieved yet."""
+        with self._lock:
+            return self._entropy.regime(tenant, route)
+
+    def report(self) -> PlacementReport:
+        """Return what has been seen and done so far."""
+        with self._lock:
+            policy, totals = self._policy, self._totals
+            bits = sorted(self._entropy.all_bits().values())
+            regimes = Counter(regime_for(value).name.lower() for value in bits)
+            accounted = policy.prefetch.to_dict()
+            return PlacementReport(
+                acting=policy.active if totals.accesses else "",
+                switches=len(policy.switches),
+                accesses=totals.accesses,
+                skipped=totals.skipped + self._refused,
+                cpu_s=totals.cpu_s,
+                hits=totals.hits,
+                prefetch={k: accounted[k] for k in ("useful", "late", "unused", "polluting")},
+                loaded_bytes=totals.loaded_bytes,
+                regimes={name.name.lower(): regimes[name.name.lower()] for name in Regime},
+                entropy_bits=(
+                    {"least": bits[0], "median": bits[len(bits) // 2], "most": bits[-1]}
+                    if bits
+                    else {}
+                ),
+                drifts=totals.drifts,
+                cross_tier=self._condition.state,
+            )
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """Names of all that may act."""
+        return (*dict.fromkeys((*self._policy.arena.names, "forecast")),)
+
+
+def open_placement(config: StokerConfig, index: CollectionIndex) -> LivePlacement | None:
+    """Return live placement over an index as the settings say; None where it is off.
+
+    The policies get room for as many passages as a warm-up may load of the index.
+    """
+    service = config.service
+    if service.placement == "off":
+        return None
+    room = max(_ROOM_KEYS_MIN, int(index.count * config.prefetch.warm_budget_ratio))
+    return LivePlacement(
+        config.prefetch,
+        room_keys=room,
+        act=service.placement == "act",
+        cpu_ratio_max=service.placement_cpu_ratio_max,
+        sources=index.warm_sources,
+        demand_wait_us=index.demand_wait_us,
+    )
+
+
+def _content_key(key: object) -> ContentKey:
+    assert isinstance(key, tuple)
+    tenant, name = key
+    return tenant, name

@@ -1,0 +1,201 @@
+"""Policies and entropy on live searches: bounded in CPU and queue, and what is loaded ahead."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stoker.errors import UnavailableError
+from stoker.prefetch.protocols import LoadOutcome, UnitBatch
+from stoker.prefetch.regime import Regime
+from stoker.prefetch.settings import PrefetchSettings
+from stoker.service.placement_wiring import LivePlacement
+
+
+class Room:
+    """A source with a page per passage ("p3" is page 3) and pages that everybody shares."""
+
+    def __init__(self) -> None:
+        self.loaded: list[tuple[str, int]] = []
+        self.failing = False
+
+    def unit_batches(self, heat: Mapping[Any, float]) -> list[UnitBatch]:
+        if self.failing:
+            raise UnavailableError("the index is closing")
+        benefit = np.full(100, 0.1, np.float32)
+        for _, name in heat:
+            benefit[int(name[1:])] += 1.0
+        order = np.argsort(-benefit, kind="stable").astype(np.uint32)
+        flat = np.ones(100, np.float32)
+        return [
+            UnitBatch("index", "links", 1, np.arange(100, dtype=np.uint32), 4096, flat),
+            UnitBatch("index", "vectors", 3, order, 4096, benefit[order]),
+        ]
+
+    def load_units(
+        self, kind: str, units: Any, *, sticky: bool, deadline_s: float | None
+    ) -> LoadOutcome:
+        assert not sticky
+        assert deadline_s is not None
+        self.loaded += [(kind, int(unit)) for unit in units]
+        return LoadOutcome(len(units), 0, 0, 0, 0, 4096 * len(units), 1, 0.0)
+
+    def total_bytes(self) -> int:
+        return 200 * 4096
+
+
+class Bench:
+    """Live placement under clocks that the test sets."""
+
+    def __init__(self, *, act: bool = False, cpu_ratio_max: float = 1.0, room: int = 8) -> None:
+        self.now = 100.0
+        self.cpu = 0.0
+        self.cpu_step = 0.0
+        self.wait_us = 0
+        self.gpu: tuple[int, int] | None = None
+        self.room = Room()
+        self.placement = LivePlacement(
+            PrefetchSettings(),
+            room_keys=room,
+            act=act,
+            cpu_ratio_max=cpu_ratio_max,
+            sources=lambda: [self.room],
+            demand_wait_us=lambda: self.wait_us,
+            gpu_counts=lambda: self.gpu,
+            monotonic=lambda: self.now,
+            cpu_time=self._cpu_time,
+        )
+
+    def _cpu_time(self) -> float:
+        self.cpu += self.cpu_step
+        return self.cpu
+
+    def search(self, *names: str, session: str | None = "s", route: str | None = None) -> None:
+        self.placement.offer("t", route, session, list(names), self.now)
+
+    def tick(self, seconds: float = 0.1) -> None:
+        self.now += seconds
+        self.placement.tick()
+
+
+def test_what_searches_retrieve_is_compared_and_counted() -> None:
+    bench = Bench()
+    assert bench.placement.report().acting == ""
+    for _ in range(3):
+        bench.search("p1", "p2", "p3", route="faq")
+        bench.tick()
+    report = bench.placement.report()
+    assert (report.accesses, report.hits, report.skipped) == (9, 6, 0)
+    assert report.acting in bench.placement.policies
+    assert bench.placement.regime("t") is Regime.EVICT
+    assert bench.placement.regime("t", "faq") is Regime.EVICT
+    assert bench.placement.regime("other") is None
+    assert report.entropy_bits == {
+        name: pytest.approx(math.log2(3), abs=0.01) for name in ("least", "median", "most")
+    }
+    assert report.regimes == {"pin": 0, "evict": 2, "shard": 0}
+    assert bench.placement.explain("t", "p1")
+
+
+def test_its_share_of_cpu_is_never_passed_by_more_than_a_request() -> None:
+    bench = Bench(cpu_ratio_max=0.02)
+    bench.cpu_step = 0.001  # every look at the clock costs a millisecond
+    for _ in range(200):
+        for i in range(20):
+            bench.search(f"p{i}")
+        bench.tick()
+    report = bench.placement.report()
+    assert report.skipped > 3_000
+    assert report.accesses > 0
+    # What it may save up, its share, and a last request and three looks at the clock per tick.
+    assert report.cpu_s <= 0.5 + 200 * 0.1 * 0.02 + 200 * 0.004
+
+
+def test_a_full_queue_refuses_and_counts() -> None:
+    bench = Bench()
+    for _ in range(5_000):
+        bench.search("p1")
+    bench.search()  # nothing retrieved is no access
+    bench.tick()
+    report = bench.placement.report()
+    assert report.accesses == 4_096
+    assert report.skipped == 904
+
+
+def visits(bench: Bench) -> None:
+    """Sessions that ask for companions again and again, while others pass by."""
+    for i in range(60):
+        first = 10 * (i % 5)
+        bench.search(f"p{first}", f"p{first + 1}", f"p{first + 2}", session=f"s{i}")
+        bench.tick(2.0)
+        bench.search(f"p{60 + i % 40}", session="x")
+        bench.tick(2.0)
+
+
+def test_what_the_acting_policy_wants_ahead_is_loaded_and_only_its_own_pages() -> None:
+    bench = Bench(act=True)
+    visits(bench)
+    assert bench.room.loaded
+    assert {kind for kind, _ in bench.room.loaded} == {"vectors"}
+    assert bench.placement.report().loaded_bytes == 4096 * len(bench.room.loaded)
+
+
+def test_observing_loads_nothing() -> None:
+    bench = Bench(act=False)
+    visits(bench)
+    assert bench.placement.report().accesses > 0
+    assert not bench.room.loaded
+
+
+def test_nothing_is_loaded_ahead_while_searches_wait_for_the_device() -> None:
+    bench = Bench(act=True)
+    for i in range(120):
+        bench.search(f"p{10 * (i % 5)}", f"p{10 * (i % 5) + 1}", session=f"s{i}")
+        bench.wait_us += 900_000  # of each second
+        bench.tick(1.0)
+    assert bench.placement.report().cross_tier.nvme_idle_ratio == pytest.approx(0.1)
+    assert not bench.room.loaded
+
+
+def test_a_source_that_fails_stops_nothing() -> None:
+    bench = Bench(act=True)
+    bench.room.failing = True
+    visits(bench)
+    assert bench.placement.report().loaded_bytes == 0
+
+
+def test_the_cross_tier_condition_is_reported() -> None:
+    bench = Bench()
+    bench.gpu = (0, 0)
+    bench.tick(1.0)
+    bench.gpu = (80, 20)
+    bench.tick(1.0)
+    state = bench.placement.report().cross_tier
+    assert state.open
+    assert state.gpu_miss_ratio == pytest.approx(0.2)
+    assert state.nvme_idle_ratio == 1.0
+
+
+def test_a_hot_spot_is_counted_once_its_window_ends() -> None:
+    bench = Bench(room=64)
+    for start in range(2):
+        for i in range(6_000):
+            # First everything in turn, then two passages only.
+            name = f"p{i % 64}" if start == 0 else f"p{i % 2}"
+            bench.search(name, session=None)
+            if i % 1_000 == 999:
+                bench.tick(0.1)
+        bench.tick(61.0)
+    assert bench.placement.report().drifts == 1
+
+
+def test_the_thread_starts_and_ends() -> None:
+    placement = LivePlacement(PrefetchSettings(), room_keys=8, act=False, cpu_ratio_max=1.0)
+    assert placement.stop(1.0)
+    placement = LivePlacement(PrefetchSettings(), room_keys=8, act=False, cpu_ratio_max=1.0)
+    placement.start()
+    assert placement.stop(10.0)
