@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.kernels._core import IdWindow
-from stoker.prefetch.event_batch import batch_of, decode_batch
+from stoker.prefetch.event_batch import ROW_READY, _scanner, batch_of, decode_batch
 from stoker.prefetch.events import (
     DOCUMENT_DELETED,
     EVENT_TYPES,
@@ -32,7 +32,7 @@ T0 = 1_760_000_000.0
 GOOD = (
     '{"specversion":"1.0","id":"e1","source":"/a","type":"stoker.search.performed.v1",'
     '"time":"2026-01-31T12:00:00.25Z","datacontenttype":"application/json",'
-    '"traceparent":"00-a-b-01","n":[1,-2.5e0,{"k":null}],'
+    '"traceparent":"00-a-b-01","n":[1,-2.5,{"k":null}],'
     '"data":{"tenant":"acmé","session":"s","route":null,"query":"why \\"é\\u00e9?",'
     '"chunk_ids":["a#0","b#1","c"],"took":{"ms":12.5}}}'
 )
@@ -77,8 +77,11 @@ def same_as_decode(payload: bytes, bytes_max: int = 1 << 20) -> bool:
 
 
 def test_the_plain_event_needs_no_second_look() -> None:
-    batch, refused = decode_batch([GOOD.replace("-2.5e0", "-2.5").encode(), None])
-    assert (batch.states().tolist(), refused) == ([1, 2], [])
+    unsure = GOOD.replace("-2.5", "-2.5e0").encode()
+    scanned = _scanner(1 << 20).scan([GOOD.encode(), None, unsure])
+    assert scanned.states().tolist() == [ROW_READY, 2, 0]
+    batch, refused = decode_batch([GOOD.encode(), None, unsure])
+    assert (batch.states().tolist(), refused) == ([ROW_READY, 2, ROW_READY], [])
     assert same_as_decode(GOOD.encode())
 
 
