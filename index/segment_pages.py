@@ -39,6 +39,9 @@ _VECTORS_WORTH_MIN: Final = 0.05
 _VECTORS_WORTH_MAX: Final = 0.5
 # The navigation set is held for good where it leaves a budget this much at least.
 _NAVIGATION_SHARE_MAX: Final = 0.95
+# What a walk misses comes in clusters of this size while the pool has room to spare: a cloud volume
+# counts reads, up to more than this, not bytes.
+_CLUSTER_BYTES: Final = 32 << 10
 # How what falls near an answer spreads over the pages beside its own.
 _NEAR: Final = np.array([0.04, 0.06, 0.1, 0.15, 0.3, 0.15, 0.1, 0.06, 0.04])
 # What re-ranks competes for what the navigation set leaves, by benefit per byte.
@@ -165,6 +168,9 @@ class SegmentPages:
                 page_count=file.info.page_count,
                 table_offset_bytes=file.info.table_offset,
                 table_crc=file.info.table_crc,
+                cluster_pages=max(_CLUSTER_BYTES // m.page_bytes, 1)
+                if part in ("links", self._walked)
+                else 1,
             )
         self.centre = centre.view("<f4").astype(np.float32)
 

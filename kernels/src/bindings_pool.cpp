@@ -64,17 +64,19 @@ void bind_pool(nb::module_& m) {
       .def(
           "add_store",
           [](PagePool& pool, const std::string& path, std::uint64_t offset_bytes,
-             std::uint32_t page_count, std::uint64_t table_offset_bytes, std::uint32_t table_crc) {
+             std::uint32_t page_count, std::uint64_t table_offset_bytes, std::uint32_t table_crc,
+             std::uint32_t cluster_pages) {
             stoker::StoreSpec spec;
             spec.path = path;
             spec.offset_bytes = offset_bytes;
             spec.page_count = page_count;
             spec.table_offset_bytes = table_offset_bytes;
             spec.table_crc = table_crc;
+            spec.cluster_pages = cluster_pages;
             return pool.add_store(std::move(spec));
           },
           nb::kw_only(), "path"_a, "offset_bytes"_a, "page_count"_a, "table_offset_bytes"_a,
-          "table_crc"_a, "Pages whose checksums lie in the same file; read when first needed.")
+          "table_crc"_a, "cluster_pages"_a = 1, "Pages whose checksums lie in the same file; read when first needed.")
       .def("remove_store", &PagePool::remove_store, "store"_a,
            nb::call_guard<nb::gil_scoped_release>())
       .def(

@@ -10,6 +10,8 @@ namespace {
 
 // Adjacent pages of one fetch are one read up to this size.
 constexpr std::size_t kDemandRunBytesMax = 128u << 10;
+// Clusters are read while at least one frame in so many is free.
+constexpr std::uint32_t kIdleShare = 8;
 
 }  // namespace
 
@@ -137,6 +139,30 @@ PendingRef miss(PagePool::Impl& pool, Store& store, PageNumber number, BegunPage
   return page;
 }
 
+// Under the mutex: the rest of a missed page's cluster comes with it while frames lie idle. Who
+// misses a page of a graph soon misses those beside it, and to a device that is bound by the
+// number of reads a cluster costs no more than a page.
+void read_around(PagePool::Impl& pool, Store& store, PageNumber number, BegunPages& begun) {
+  const std::uint32_t cluster = store.spec.cluster_pages;
+  if (cluster < 2) return;
+  const std::uint32_t used = pool.resident_count + pool.reading_count + pool.limbo_count;
+  if (used + cluster + pool.capacity / kIdleShare > pool.capacity) return;
+  const PageNumber first = number - number % cluster;
+  const PageNumber last = std::min(store.spec.page_count - first, cluster) + first;
+  for (PageNumber near = first; near < last; ++near) {
+    if (store.table[near].load(std::memory_order_relaxed) != kAbsent || store.quarantined[near] ||
+        pool.find_pending(store, near)) {
+      continue;
+    }
+    const std::uint32_t frame = pool.take_frame(false, 0);
+    if (frame == kAbsent) return;
+    PendingRef page = pool.begin_pending(store, near, frame);
+    page->fetch_stamp = begun.stamp();
+    page->prefetch = true;
+    begun.add(page);
+  }
+}
+
 class DemandWait {
  public:
   explicit DemandWait(PagePool::Impl& pool) : pool_(pool), began_(Clock::now()) {
@@ -218,6 +244,7 @@ PinnedPages PagePool::fetch(const PageRef* wanted, std::size_t count, Deadline d
           if (open.empty()) open.reserve(count - i);
           open.push_back({i, miss(pool, store, number, begun)});
           ++open.back().page->wanted;
+          read_around(pool, store, number, begun);
         }
       }
     } catch (...) {

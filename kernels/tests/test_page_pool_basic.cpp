@@ -252,7 +252,7 @@ void test_a_table_is_read_when_it_is_needed() {
   PagePool pool(options_for(64));
   const StoreSpec spec = TestFolder::with_table(folder.write("a", 21, 300, kPage, 4096), kPage);
   const StoreId store = pool.add_store(spec);
-  fetch_and_compare(pool, store, 21, numbers(100, 40));
+  fetch_and_compare(pool, store, 21, numbers(100, 140));
   pool.check();
   TestFolder::damage(spec, kPage, 250);
   const PageRef bad{store, 250};
@@ -271,6 +271,33 @@ void test_a_table_is_read_when_it_is_needed() {
     const std::vector<PageNumber> pages = numbers(0, 50);
     CHECK_EQ(pool.load(hurt, pages.data(), 50, {}).pages_loaded, 0u);
   }
+  pool.check();
+}
+
+void test_a_miss_brings_its_cluster_while_there_is_room() {
+  TestFolder folder;
+  PagePool pool(options_for(64));
+  StoreSpec spec = folder.write("a", 23, 99, kPage);
+  spec.cluster_pages = 8;
+  const StoreId store = pool.add_store(spec);
+  TestFolder::damage(spec, kPage, 12);
+  {
+    const PageRef wanted[] = {{store, 10}, {store, 98}};
+    const PinnedPages pinned = pool.fetch(wanted, 2);
+    CHECK(page_matches(pinned.data(0), kPage, 23, 10) && page_matches(pinned.data(1), kPage, 23, 98));
+    // The damaged page is read twice, and is nobody's loss yet.
+    CHECK_EQ(pinned.bytes_read(), (8 + 3 + 1) * kPage);
+  }
+  const auto resident = [&](PageNumber page) { return pool.residency(store)[page] == 1; };
+  for (PageNumber page = 8; page < 16; ++page) CHECK(resident(page) == (page != 12));
+  CHECK(resident(96) && resident(97) && !resident(95) && !resident(7));
+  CHECK_EQ(pool.store_stats(store).prefetched_pages, 8u);
+  CHECK_EQ(pool.store_stats(store).quarantined, 1u);
+  fetch_and_compare(pool, store, 23, numbers(16, 60));
+  const std::uint64_t brought = pool.store_stats(store).prefetched_pages;
+  const PageRef more{store, 0};   // the pool is full by now: a miss brings itself alone
+  CHECK_EQ(pool.fetch(&more, 1).bytes_read(), kPage);
+  CHECK_EQ(pool.store_stats(store).prefetched_pages, brought);
   pool.check();
 }
 
@@ -327,6 +354,7 @@ int main() {
   RUN(test_stores_come_and_go);
   RUN(test_damage_is_quarantined);
   RUN(test_a_table_is_read_when_it_is_needed);
+  RUN(test_a_miss_brings_its_cluster_while_there_is_room);
   RUN(test_small_pages_and_wrong_input);
   RUN(test_without_direct_io);
   return 0;

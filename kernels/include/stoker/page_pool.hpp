@@ -62,6 +62,8 @@ struct StoreSpec {
   std::vector<std::uint32_t> checksums;
   std::uint64_t table_offset_bytes = 0;
   std::uint32_t table_crc = 0;
+  // While many frames lie idle, a miss brings its whole aligned cluster of so many pages.
+  std::uint32_t cluster_pages = 1;
 };
 
 struct PageRef {
