@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from aiohttp import web
 
+from stoker.index.collection import Collection
 from stoker.kvcache.language_model import Kv
 from stoker.kvcache.passages import PassageStore
 from stoker.service.wire import Document
@@ -43,10 +44,13 @@ DIM: int = SERVERS.DIM
 def started(tmp_path: Path) -> Iterator[Callable[..., Any]]:
     running: list[Any] = []
 
-    def start(*arguments: str, name: str = "collection", **settings: object) -> Any:
+    def start(
+        *arguments: str, name: str = "collection", path: Path | None = None, **settings: object
+    ) -> Any:
         flags = [part for key, value in settings.items() for part in
                  ("--set", f"kvcache.{key}={value}")]  # fmt: skip
-        path = SERVERS.build(tmp_path / name, 60)
+        if path is None:
+            path = SERVERS.build(tmp_path / name, 60)
         running.append(SERVERS.Server(path, *arguments, *flags))
         return running[-1]
 
@@ -104,35 +108,28 @@ def test_passages_are_warmed_with_the_pages_and_rolled_back_by_field(
     def kept() -> int:
         return len(list(folder.rglob("*.safetensors")))
 
-    assert kept() == 2
-    server = started(passages_dir=tmp_path / "kv", passages_model_id="m1")
+    path = SERVERS.build(tmp_path / "collection", 60)
+    with Collection(path, "rw") as collection:
+        collection.upsert(
+            ["doc", "other"],
+            np.array([vector(1), vector(1)], np.float32),
+            texts=["A pool of 4 frames", "Another passage"],
+            metadata=[{"owner": "ann"}, {}],
+            tenant="default",
+        )
+    server = started(path=path, passages_dir=tmp_path / "kv", passages_model_id="m1")
     with server.client() as client:
         client.wait_ready(60)
-        write(client, "doc", "A pool of 4 frames", owner="ann")
-        write(client, "other", "Another passage")
-        after_first = kept()
-        assert after_first == 0, "what was there before is of texts that nobody knows"
-    server.stop()
-    stored(folder, "doc")
-    stored(folder, "other")
-    server = SERVERS.Server(
-        server.index, "--set", f"kvcache.passages_dir={tmp_path / 'kv'}",
-        "--set", "kvcache.passages_model_id=m1",
-    )  # fmt: skip
-    try:
-        with server.client() as client:
-            client.wait_ready(60)
-            for _ in range(30):
-                text_of(client, "doc")  # heat
-            receipt = warmed(client)
-            write(client, "doc", "a pool of  4 frames", owner="bob")
-            assert kept() == 2, "the text says the same, and the owner is not in its KV"
-            write(client, "doc", "a pool of 5 frames", owner="bob")
-            assert kept() == 1
-            client.delete("other")
-            assert kept() == 0
-    finally:
-        server.stop(signal.SIGKILL)
+        for _ in range(30):
+            text_of(client, "doc")  # heat
+        receipt = warmed(client)
+        assert kept() == 2
+        write(client, "doc", "a pool of  4 frames", owner="bob")
+        assert kept() == 2, "the text says the same, and the owner is not in its KV"
+        write(client, "doc", "a pool of 5 frames", owner="bob")
+        assert kept() == 1
+        client.delete("other")
+        assert kept() == 0
     assert "kv_block" in json.dumps(receipt)
 
 
@@ -159,10 +156,6 @@ def test_results_come_with_the_order_that_shares_a_prompt(started: Any) -> None:
         assert list(again.prompt_order) == [
             name for name in one.prompt_order if name in {r.id for r in again.results}
         ], "the earlier order is kept, so that the prompts begin alike"
-    plain = started(name="plain")
-    with plain.client() as client:
-        client.wait_ready(60)
-        assert client.search(vector=vector(1), k=5).prompt_order == ()
 
 
 class Engine:
