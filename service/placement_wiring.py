@@ -42,6 +42,8 @@ log = structlog.get_logger(__name__)
 
 _ROOM_KEYS_MIN = 256  # so that a small or empty index has something to compare
 _TICK_S = 0.1
+# Between two requests, so that a search never waits for the interpreter longer than for one.
+_PAUSE_S = 0.0005
 _ACT_S = 1.0
 _WINDOW_S = 60.0
 _CREDIT_S_MAX = 0.5  # CPU seconds that quiet times may save up for a burst
@@ -125,6 +127,7 @@ class LivePlacement:
         gpu_counts: Callable[[], tuple[int, int] | None] = lambda: None,
         monotonic: Callable[[], float] = time.monotonic,
         cpu_time: Callable[[], float] = time.thread_time,
+        pause: Callable[[float], None] = time.sleep,
     ) -> None:
         """Start empty.
 
@@ -146,6 +149,7 @@ class LivePlacement:
         self._gpu_counts = gpu_counts
         self._monotonic = monotonic
         self._cpu_time = cpu_time
+        self._pause = pause
         self._queue: deque[_Request] = deque()
         self._lock = threading.Lock()  # of policy, entropy and totals
         self._totals = _Totals()
@@ -210,6 +214,7 @@ class LivePlacement:
             waiting -= 1
             with self._lock:
                 self._take(self._queue.popleft())
+            self._pause(_PAUSE_S)
         for _ in range(waiting):
             self._queue.popleft()
         if now - self._windowed_s >= _WINDOW_S:

@@ -68,6 +68,7 @@ class Bench:
             gpu_counts=lambda: self.gpu,
             monotonic=lambda: self.now,
             cpu_time=self._cpu_time,
+            pause=lambda seconds: None,
         )
 
     def _cpu_time(self) -> float:
