@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,18 +42,20 @@ def main(argv: list[str] | None = None) -> int:
     work = Path(args.work or out / "work").resolve()
     work.mkdir(parents=True, exist_ok=True)
     peers = [peer for peer in args.peers.split(",") if available(peer)]
-    results = measure(args, work, peers)
-    (out / f"{args.name}.json").write_text(json.dumps(results, indent=1))
-    text = render(results)
-    (out / f"{args.name}.md").write_text(text)
+    text = ""
+    # Written after each part: a run of hours may be stopped.
+    for results in measure(args, work, peers):
+        (out / f"{args.name}.json").write_text(json.dumps(results, indent=1))
+        text = render(results)
+        (out / f"{args.name}.md").write_text(text)
     print(text)
     for plot in draw(results, out):
         say(f"plot: {plot}")
     return 0
 
 
-def measure(args: argparse.Namespace, work: Path, peers: list[str]) -> dict[str, Any]:
-    """All parts that were asked for."""
+def measure(args: argparse.Namespace, work: Path, peers: list[str]) -> Iterator[dict[str, Any]]:
+    """Yield the results so far, after each part that was asked for."""
     parts = args.parts.split(",")
     vectors = corpus(args.count, args.dim, work, args.pads)
     asked = questions(vectors, args.queries, work)
@@ -75,11 +78,13 @@ def measure(args: argparse.Namespace, work: Path, peers: list[str]) -> dict[str,
     }
     if "warm" in parts:
         results["warm"] = warm(bench, asked, args.repeats)
+        yield results
     volumes = volumes_of(args.volumes)
     with read_ahead(work, 128) as note:
         results["machine"]["read_ahead"] = note
         if "cold" in parts:
             results["cold"] = cold(bench, asked, efforts, args.repeats, volumes)
+            yield results
         if "budget" in parts or "ordering" in parts:
             both = streams(bench, asked, learnt=args.learnt, asked=args.queries)
         if "budget" in parts:
@@ -92,6 +97,7 @@ def measure(args: argparse.Namespace, work: Path, peers: list[str]) -> dict[str,
                 volumes=volumes_of(args.budget_volumes),
             )
             results["budget"] = budget(bench, both, efforts, plan)
+            yield results
         if "ordering" in parts:
             results["ordering"] = ordering(
                 bench,
@@ -104,7 +110,7 @@ def measure(args: argparse.Namespace, work: Path, peers: list[str]) -> dict[str,
         several = [peer for peer in peers if peer in args.growth_peers.split(",")]
         results["growth"] = growth(parse_sizes(args.growth), several, work, args.repeats, args.pads)
     results["efforts"] = efforts.all()
-    return results
+    yield results
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:

@@ -15,6 +15,7 @@ _DEGREE = 64
 _BEAM = 4
 # Of the earlier queries, those that DiskANN chooses its cache by; it asks them while it opens.
 _SAMPLE_QUERIES = 2_000
+_OWN_SAMPLE = 500
 
 
 class DiskannPeer(Peer):
@@ -59,13 +60,18 @@ class DiskannPeer(Peer):
         for file in folder.iterdir():
             if file.name != "done":
                 (place / file.name).symlink_to(file)
-        if self.earlier is not None:
-            sample = np.ascontiguousarray(self.earlier[-_SAMPLE_QUERIES:], np.float32)
-            (place / "ann_sample_data.bin").unlink()
-            with (place / "ann_sample_data.bin").open("wb") as out:
-                np.array(sample.shape, np.int32).tofile(out)
-                sample.tofile(out)
         dim = int(np.fromfile(folder / "ann_sample_data.bin", np.int32, 2)[1])
+        if self.earlier is None:
+            # Of its own sample, which has thousands; all of them take minutes on a slow disk.
+            known = np.fromfile(
+                folder / "ann_sample_data.bin", np.float32, _OWN_SAMPLE * dim, offset=8
+            ).reshape(-1, dim)
+        else:
+            known = np.ascontiguousarray(self.earlier[-_SAMPLE_QUERIES:], np.float32)
+        (place / "ann_sample_data.bin").unlink()
+        with (place / "ann_sample_data.bin").open("wb") as out:
+            np.array(known.shape, np.int32).tofile(out)
+            known.tofile(out)
         node_bytes = 4 * dim + 4 * _DEGREE + 4
         nodes = memory_bytes // node_bytes
         count = int(np.fromfile(folder / "ann_pq_compressed.bin", np.int32, 1)[0])
