@@ -16,8 +16,8 @@ A plan over 500,000 units takes well under 100 ms: whole arrays, no loop over un
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,7 +82,7 @@ class WarmPlan:
         predicted_hit_ratio: The share of the expected unit accesses that find their unit
             resident, see `predicted_ratio`. 0 where nothing is expected.
         unseen_ratio: As given to `plan_warm`.
-        offered_bytes: Bytes of all units, planned or not.
+        unit_benefit: Mean benefit of the units offered, by source, kind and stage.
     """
 
     steps: tuple[WarmStep, ...]
@@ -93,7 +93,7 @@ class WarmPlan:
     benefit_total: float
     predicted_hit_ratio: float
     unseen_ratio: float = 0.0
-    offered_bytes: int = 0
+    unit_benefit: Mapping[tuple[str, str, int], float] = field(default_factory=dict)
 
     def explain(self, source: str, kind: str, unit: int) -> str:
         """Say in one sentence why a unit is, or is not, in the plan."""
@@ -133,25 +133,33 @@ def byte_limit(
     return budget_bytes, SKIP_BUDGET
 
 
-def predicted_ratio(
-    *, covered: float, total: float, unseen_ratio: float, byte_share: float
-) -> float:
+def predicted_ratio(*, covered: float, total: float, unseen_ratio: float, anywhere: float) -> float:
     """Return the expected hit ratio, in [0, 1].
 
-    ``(1 - u) * covered / total + u * byte_share``: of the accesses to what has been asked for
-    before, the covered share hits; those to what never was fall anywhere, so they hit as often as
-    units are resident.
+    ``((1 - u) * covered + u * anywhere) / total``: of the accesses to what has been asked for
+    before, the covered share hits. Those to what never was look at each kind as often, but fall
+    anywhere in it: a kind that is resident whole serves them too.
 
     Args:
         covered: Benefit of the resident units.
         total: Benefit of all units; 0 gives 0.
         unseen_ratio: u, the share of accesses that go to chunks without heat, in [0, 1].
-        byte_share: Resident bytes over all bytes, in [0, 1].
+        anywhere: What the resident units would bring if each were as hot as the mean of its kind.
     """
     if total <= 0.0:
         return 0.0
     seen = min(1.0, covered / total)
-    return (1.0 - unseen_ratio) * seen + unseen_ratio * min(1.0, byte_share)
+    return (1.0 - unseen_ratio) * seen + unseen_ratio * min(1.0, anywhere / total)
+
+
+def _unit_benefit(batches: Sequence[UnitBatch]) -> dict[tuple[str, str, int], float]:
+    sums: dict[tuple[str, str, int], tuple[float, int]] = {}
+    for batch in batches:
+        key = (batch.source, batch.kind, batch.stage)
+        benefit, units = sums.get(key, (0.0, 0))
+        added = float(batch.benefit.sum(dtype=np.float64))
+        sums[key] = (benefit + added, units + len(batch.units))
+    return {key: benefit / units for key, (benefit, units) in sums.items()}
 
 
 def _check(batch: UnitBatch) -> None:
@@ -346,6 +354,12 @@ def plan_warm(
         if units
     )
     planned_bytes = int(ends[count - 1]) if count else 0
+    unit_benefit = _unit_benefit(offered)
+    planned = np.bincount(rows.batch[:count], minlength=len(offered)).tolist()
+    anywhere = sum(
+        units * unit_benefit[batch.source, batch.kind, batch.stage]
+        for batch, units in zip(offered, planned, strict=True)
+    )
     return WarmPlan(
         steps=_steps(offered, rows, count, round_bytes),
         skips=skips,
@@ -357,8 +371,8 @@ def plan_warm(
             covered=covered,
             total=total,
             unseen_ratio=unseen_ratio,
-            byte_share=planned_bytes / int(ends[-1]),
+            anywhere=anywhere,
         ),
         unseen_ratio=unseen_ratio,
-        offered_bytes=int(ends[-1]),
+        unit_benefit=unit_benefit,
     )

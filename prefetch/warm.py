@@ -209,7 +209,7 @@ class _Run:
         self._deadline_s = deadline_s
         self._progress = progress
         self._covered = 0.0
-        self._covered_bytes = 0.0
+        self._anywhere = 0.0
         self._bytes_read = 0
         self._full: set[str] = set()
         self.marks: list[StageMark] = []
@@ -221,7 +221,7 @@ class _Run:
             covered=self._covered,
             total=plan.benefit_total,
             unseen_ratio=plan.unseen_ratio,
-            byte_share=self._covered_bytes / plan.offered_bytes if plan.offered_bytes else 0.0,
+            anywhere=self._anywhere,
         )
 
     def load(self) -> None:
@@ -287,7 +287,8 @@ class _Run:
         # Which units of a cut-short call came in is not known; their mean benefit is.
         got = (outcome.loaded + outcome.already) / len(step.units)
         self._covered += step.benefit * min(1.0, got)
-        self._covered_bytes += step.bytes * min(1.0, got)
+        mean = self._plan.unit_benefit[step.source, step.kind, step.stage]
+        self._anywhere += mean * len(step.units) * min(1.0, got)
 
 
 def _line(key: _LineKey, tally: _Tally, owner: WarmSource) -> ReceiptLine:

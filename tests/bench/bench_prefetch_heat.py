@@ -130,7 +130,7 @@ def calibration(events: Sequence[Event]) -> list[dict[str, float]]:
                     covered=sum(demand[key] for key in order[:size]),
                     total=sum(demand.values()),
                     unseen_ratio=unseen,
-                    byte_share=0.0,  # what was never asked for is not in a set of passages
+                    anywhere=0.0,  # what was never asked for is not in a set of passages
                 )
                 predicted[which] += len(asked) * share
                 measured[which] += sum(chunk in warm for chunk in asked)

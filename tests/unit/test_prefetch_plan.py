@@ -137,3 +137,12 @@ def test_malformed_limits_are_refused() -> None:
         plan_warm([], budget_bytes=-1)
     with pytest.raises(InputError):
         plan_warm([], budget_bytes=1, bandwidth_bytes_s=float("nan"), deadline_s=1.0)
+
+
+def test_what_was_never_asked_for_finds_a_kind_that_is_resident_whole() -> None:
+    batches = [batch("links", 1, [9.0, 9.0]), batch("vectors", 2, [1.0, 0.5, 0.5])]
+    size = batches[0].unit_bytes
+    plan = plan_warm(batches, budget_bytes=3 * size, unseen_ratio=0.5)
+    # Half of the accesses are to chunks without heat: their looks at links hit, and a third of
+    # those at vectors.
+    assert plan.predicted_hit_ratio == pytest.approx((0.5 * 19.0 + 0.5 * (18.0 + 2 / 3)) / 20.0)
