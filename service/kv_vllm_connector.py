@@ -238,30 +238,28 @@ def connector_class() -> type[Any]:
         def build_connector_meta(self, scheduler_output: Any) -> Any:
             meta = Metadata()
             for new in scheduler_output.scheduled_new_reqs:
-                self._add(meta, new.req_id, new.block_ids[0], new=new)
+                if new.req_id in self._wanted:
+                    self._add_load(meta, new.req_id, new.block_ids[0])
+                    continue
+                # A prompt that is computed in several steps has not all its KV after the first;
+                # and one that is loaded is not saved: what failed to load would be under its name.
+                ready = new.num_computed_tokens + scheduler_output.num_scheduled_tokens[new.req_id]
+                token_ids = self._reusable(new.prompt_token_ids, new)
+                if token_ids and ready >= len(token_ids):
+                    slots = slots_of(new.block_ids[0], self._block_size, len(token_ids))
+                    meta.transfers.append(Transfer(token_ids, 0, slots, load=False))
             cached = scheduler_output.scheduled_cached_reqs
             for place, req_id in enumerate(cached.req_ids):
                 if req_id in cached.resumed_req_ids and req_id in self._wanted:
-                    self._add(meta, req_id, cached.new_block_ids[place][0])
+                    self._add_load(meta, req_id, cached.new_block_ids[place][0])
             self._wanted.clear()
             return meta
 
-        def _add(
-            self, meta: Metadata, req_id: str, block_ids: Sequence[int], new: Any = None
-        ) -> None:
-            size = self._block_size
-            wanted = self._wanted.get(req_id)
-            if wanted is not None:
-                token_ids, count = wanted
-                slots = slots_of(block_ids, size, len(token_ids))
-                start = len(token_ids) - count
-                meta.transfers.append(Transfer(token_ids, start, slots, load=True))
-                return
-            token_ids = self._reusable(new.prompt_token_ids, new)
-            # A prompt that is computed in several steps has not all its KV after the first.
-            if token_ids and len(block_ids) * size >= len(token_ids):
-                slots = slots_of(block_ids, size, len(token_ids))
-                meta.transfers.append(Transfer(token_ids, 0, slots, load=False))
+        def _add_load(self, meta: Metadata, req_id: str, block_ids: Sequence[int]) -> None:
+            token_ids, count = self._wanted[req_id]
+            slots = slots_of(block_ids, self._block_size, len(token_ids))
+            start = len(token_ids) - count
+            meta.transfers.append(Transfer(token_ids, start, slots, load=True))
 
         # -- worker ----------------------------------------------------------------------
 

@@ -87,7 +87,9 @@ class Engine:
         }
         self.worker.register_kv_caches(self.pages)
 
-    def step(self, name: str, token_ids: list[int], block_ids: list[int]) -> int:
+    def step(
+        self, name: str, token_ids: list[int], block_ids: list[int], *, scheduled: int | None = None
+    ) -> int:
         """Schedule and run one new request; returns the tokens that came from outside."""
         request = types.SimpleNamespace(
             request_id=name, prompt_token_ids=token_ids, mm_features=[], lora_request=None
@@ -96,11 +98,21 @@ class Engine:
         assert not is_async
         self.scheduler.update_state_after_alloc(request, None, found)
         new = types.SimpleNamespace(
-            req_id=name, prompt_token_ids=token_ids, mm_features=[], block_ids=(block_ids,)
+            req_id=name,
+            prompt_token_ids=token_ids,
+            mm_features=[],
+            block_ids=(block_ids,),
+            num_computed_tokens=found,
         )
         cached = types.SimpleNamespace(req_ids=[], resumed_req_ids=set(), new_block_ids=[])
         meta = self.scheduler.build_connector_meta(
-            types.SimpleNamespace(scheduled_new_reqs=[new], scheduled_cached_reqs=cached)
+            types.SimpleNamespace(
+                scheduled_new_reqs=[new],
+                scheduled_cached_reqs=cached,
+                num_scheduled_tokens={
+                    name: len(token_ids) - found if scheduled is None else scheduled
+                },
+            )
         )
         self.worker.bind_connector_metadata(meta)
         self.worker.start_load_kv(types.SimpleNamespace(no_compile_layers={}))
@@ -139,6 +151,14 @@ def test_only_the_shared_prefix_is_loaded(tmp_path: Path) -> None:
     for was, now in zip(before, second.rows([3, 8, 0], 12), strict=True):
         assert torch.equal(was[8:], now[8:]), "what follows the prefix is left alone"
         assert not torch.equal(was[:8], now[:8])
+
+
+def test_a_prompt_computed_in_several_steps_is_not_saved_half(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    engine.step("a", PROMPT, [5, 2, 9, 1], scheduled=8)
+    assert list(tmp_path.glob("*.safetensors")) == []
+    engine.step("b", PROMPT, [5, 2, 9, 1], scheduled=12)
+    assert len(list(tmp_path.glob("*.safetensors"))) == 3
 
 
 def test_tenants_share_nothing(tmp_path: Path) -> None:
