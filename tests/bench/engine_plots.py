@@ -49,9 +49,14 @@ def draw(results: dict[str, Any], out: Path) -> list[Path]:
 def _panels(count: int, title: str) -> tuple[Any, list[Any]]:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(6.4 * count, 4.6), layout="constrained")
+    columns = min(2, count)
+    rows = -(-count // columns)
+    figure = Figure(figsize=(6.4 * columns, 4.6 * rows), layout="constrained")
     figure.suptitle(title)
-    axes = figure.subplots(1, count, squeeze=False)[0]
+    axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    for one in axes[count:]:
+        one.set_axis_off()
+    axes = axes[:count]
     for one in axes:
         one.grid(True, which="major", color="#dddddd")
         one.spines[["top", "right"]].set_visible(False)
@@ -85,7 +90,7 @@ def _warm(results: dict[str, Any]) -> Any:
         axes.minorticks_off()
         axes.invert_xaxis()
         _plain_numbers(axes.yaxis)
-    single.legend(loc="lower left", fontsize=9)
+    single.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=9)
     return figure
 
 
@@ -175,7 +180,14 @@ def _budget(results: dict[str, Any]) -> Any:
         )
         axes.set_xticks(shares, [f"{share:g}" for share in shares])
         _plain_numbers(axes.yaxis)
-    axes_of[-1].legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=9)
+    # Not every engine reaches every target, so the names come from all panels.
+    named: dict[str, Any] = {}
+    for axes in axes_of:
+        for line, name in zip(*axes.get_legend_handles_labels(), strict=True):
+            named.setdefault(name, line)
+    axes_of[min(1, len(axes_of) - 1)].legend(
+        named.values(), named.keys(), loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=9
+    )
     return figure
 
 
