@@ -69,3 +69,19 @@ def test_heat(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     assert tail["keys"] <= 500 < tail["distinct"]
     assert all(0.0 <= share <= 1.0 for row in rows for share in row["coverage"])
     assert sizes["edges"] > 25_000
+
+
+def test_ablation(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("sklearn")
+    heat = load("bench_prefetch_heat", monkeypatch)
+    bench = load("bench_prefetch_ablation", monkeypatch)
+    events = heat.events_of(talk(600))
+    rows = bench.warm_sets(events)
+    table = bench.regimes({"talk": talk(600)}, share=0.2)
+    words = [" ".join(event.chunk_ids) for event in events]
+    covered = bench.terms(events[:100], words[:100], room=20)
+    with capsys.disabled():
+        print(f"\n{bench.render(rows)}\n{table}\n{covered}")
+    assert all(0.0 <= share <= 1.0 for row in rows for share in row["coverage"])
+    assert table[0]["regime"] in {"PIN", "EVICT", "SHARD"}
+    assert len(covered) == 3
