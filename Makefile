@@ -24,7 +24,7 @@ TEST_ARGS ?=
 BENCH_ARGS ?=
 ENGINE_SMALL ?= --count 20000 --queries 1000 --settle 200 --shares 0.2 --targets 0.95 --seconds 4
 ENGINE_1M ?= --count 1000000
-ENGINE_GROWTH ?= --parts none --growth 100000,300000,1000000,100000x128,1000000x128,3000000x128
+ENGINE_GROWTH ?= --peers stoker,hnswlib --parts none --growth 100000,300000,1000000,100000x128,1000000x128,3000000x128
 
 ifeq ($(origin CXX),default)
 CXX := $(or $(shell command -v g++ || command -v clang++ || command -v c++),c++)
