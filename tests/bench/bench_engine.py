@@ -102,7 +102,6 @@ def measure(args: argparse.Namespace, work: Path, peers: list[str]) -> Iterator[
             results["ordering"] = ordering(
                 bench,
                 both["skewed"],
-                effort=efforts.at("stoker", "skewed", both["skewed"].asked, 0.95),
                 settle=args.settle,
                 seconds_max=args.seconds,
             )

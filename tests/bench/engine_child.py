@@ -80,10 +80,20 @@ def answered(peer: Any, queries: Any, effort: int, threads: int, seconds: float)
     return np.concatenate(found)
 
 
+def known_heat(job: Job) -> dict[int, float]:
+    """Weights by id that earlier queries gave; empty where none are known."""
+    if not job.heat:
+        return {}
+    kept = np.load(job.heat)
+    return dict(zip(kept["ids"].tolist(), kept["weights"].tolist(), strict=True))
+
+
 def tune(job: Job, peer: Any) -> dict[str, Any]:
     """The smallest effort that reaches the target."""
     queries, truth = np.load(job.queries), np.load(job.truth)
     opened(job, peer)
+    if job.mode == "budget":
+        peer.warm_by(known_heat(job))
     tried = []
     for effort in peer.efforts:
         ids = answered(peer, queries, effort, 1, _PASS_S)
@@ -184,11 +194,8 @@ def budget(job: Job, peer: Any) -> dict[str, Any]:
     queries, truth = np.load(job.queries), np.load(job.truth)
     open_s = opened(job, peer)
     start = time.perf_counter()
-    if job.heat:
-        kept = np.load(job.heat)
-        peer.warm_by(dict(zip(kept["ids"].tolist(), kept["weights"].tolist(), strict=True)))
-    elif job.mode == "budget":
-        peer.warm_by({})
+    if job.mode == "budget":
+        peer.warm_by(known_heat(job))
     warm_s = time.perf_counter() - start
     start = time.perf_counter()
     for i in range(job.settle):

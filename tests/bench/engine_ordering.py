@@ -73,9 +73,7 @@ def _sealed_by(order: Order) -> Iterator[None]:
         sealing._Sealer._order = _OWN
 
 
-def ordering(
-    bench: Bench, stream: Stream, *, effort: int, settle: int, seconds_max: float
-) -> dict[str, Any]:
+def ordering(bench: Bench, stream: Stream, *, settle: int, seconds_max: float) -> dict[str, Any]:
     """Seal; measure pages touched by single queries, and hit ratios under 10 and 20 % budgets."""
     kept = np.load(stream.heat)
     heat = np.zeros(bench.corpus.count, np.float32)
@@ -110,7 +108,6 @@ def ordering(
                 "stoker",
                 str(folder),
                 mode="budget",
-                effort=effort,
                 target=0.95,
                 settle=settle,
                 seconds_max=seconds_max,

@@ -38,19 +38,24 @@ class Efforts:
 
     def __init__(self, bench: Bench) -> None:
         self._bench = bench
-        self._known: dict[tuple[str, str, float], int] = {}
+        self._known: dict[str, int] = {}
 
-    def at(self, peer: str, name: str, asked: Questions, target: float) -> int:
-        """The smallest; 0 where it reaches it with none."""
-        key = peer, name, target
+    def at(self, peer: str, name: str, asked: Questions, target: float, **opened: Any) -> int:
+        """The smallest; 0 where it reaches it with none.
+
+        ``opened`` is how it is opened, where what it compares depends on that: under a small
+        budget Stoker walks on smaller codes.
+        """
+        key = "/".join([peer, name, str(target), str(opened.get("memory_bytes", "resident"))])
         if key not in self._known:
-            say(f"tuning {peer} to {target} on {name} queries")
-            self._known[key] = self._bench.effort(peer, asked[:_TUNE_QUERIES], target)
+            say(f"tuning {key}")
+            job = self._bench.job("tune", peer, target=target, **opened)
+            self._known[key] = self._bench.effort(job, asked[:_TUNE_QUERIES])
         return self._known[key]
 
     def all(self) -> dict[str, int]:
         """What was worked out, for the record."""
-        return {f"{p}/{name}/{target}": effort for (p, name, target), effort in self._known.items()}
+        return dict(self._known)
 
 
 def device(bench: Bench, volume: Volume) -> dict[str, Any]:
@@ -182,12 +187,15 @@ def budget(
                 continue
             for volume in plan.volumes:
                 key = f"{peer}/{name}/{target}/{share}/{volume.name}"
-                effort = efforts.at(peer, name, streams[name].asked, target)
+                job, limit = _budget_job(bench, peer, streams[name], share, constants[peer])
+                opened = {"mode": job.mode, "memory_bytes": job.memory_bytes, "heat": job.heat}
+                if peer != "stoker" or share == 1.0:
+                    opened = {}
+                effort = efforts.at(peer, name, streams[name].asked, target, **opened)
                 if not effort:
                     found["runs"][key] = [{"error": "never reaches it"}]
                     continue
                 say(f"budget {repeat + 1}/{plan.repeats}: {key}")
-                job, limit = _budget_job(bench, peer, streams[name], share, constants[peer])
                 job.effort, job.target = effort, target
                 job.settle, job.seconds_max = plan.settle, plan.seconds_max
                 run = bench.cold(job, streams[name].asked, volume, limit_bytes=limit)

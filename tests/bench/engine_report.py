@@ -361,22 +361,25 @@ def _ordering(results: dict[str, Any]) -> list[str]:
         touched = found["touched"]
         row = [name, touched.get("error") or number(touched["pages_mean"], 1)]
         row.append(number(middle([touched], "pages_p50"), 1))
+        row.append(number(middle([touched], "recall"), 3))
         for limited in found["limited"].values():
             if "error" in limited:
-                row += [limited["error"], "", "", ""]
+                row += [limited["error"], *[""] * 4]
                 continue
             row += [
                 f"{limited['hit_ratio']:.5f}",
                 number(limited["misses_per_query"], 2),
                 number(limited["reads_per_query"], 2),
                 number(limited["qps"]),
+                number(limited["recall"], 3),
             ]
         rows.append(row)
-    header = ["order of rows", "pages touched, mean", "p50"]
+    header = ["order of rows", "pages touched, mean", "p50", "recall"]
     for share in next(iter(results["ordering"].values()))["limited"]:
-        header += [f"hit ratio, {float(share):.0%}", "misses a query", "reads a query", "queries/s"]
+        header.append(f"hit ratio, {float(share):.0%}")
+        header += ["misses a query", "reads a query", "queries/s", "recall"]
     return [
-        "## Orderings: one graph sealed four times; skewed queries, recall 0.95",
+        "## Orderings: one graph sealed four times; skewed queries, `recall_target` 0.95",
         "",
         "Pages touched: by single queries with nothing resident. The others: with a share of the "
         "bytes as budget, warmed by heat from earlier queries.",

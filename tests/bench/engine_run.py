@@ -196,9 +196,9 @@ class Bench:
         measured["notes"] = notes
         return measured
 
-    def effort(self, peer: str, asked: Questions, target: float, mode: str = "resident") -> int:
-        """The smallest effort of a peer with a recall of ``target`` on these; 0 where none has."""
-        found = self.run(self.job("tune", peer, mode=mode, target=target), asked)
+    def effort(self, job: Job, asked: Questions) -> int:
+        """The smallest effort that reaches ``job.target`` on these queries; 0 where none does."""
+        found = self.run(job, asked)
         if "error" in found:
-            say(f"{peer} at {target}: {found['error']}")
+            say(f"{job.peer} at {job.target}: {found['error']}")
         return int(found.get("effort", 0))
