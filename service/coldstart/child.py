@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from stoker.service.coldstart.job import MODE_ALL, MODE_STOKER, ColdJob, ColdRecord
-from stoker.service.coldstart.process_io import device_bytes
+from stoker.service.coldstart.process_io import device_bytes, ids_bytes
 
 _BUDGET_SHARE = 0.99
+_ALWAYS_PLANNED = ("upper", "links", "codes")
 
 
 def main(argv: list[str]) -> int:
@@ -122,14 +123,22 @@ def _since(job: ColdJob) -> float:
 def _budget_left(job: ColdJob, index: Any, device_before: int) -> int | None:
     """Return what may be resident after the warm-up, so that the bytes read keep to the budget.
 
-    What was read until now counts, but pages that came in by it need not be read again. A little
-    is left for reads of the first answer that are still under way.
+    What was read until now counts, but pages that came in by it need not be read again: those of
+    the navigation set, which every plan has. Others that a query brought may be in no plan. A
+    little is left for reads of the first answer that are still under way.
     """
     if not job.budget_bytes:
         return None
     spent = max(0, _difference(device_before, device_bytes()))
-    there = min(int(index.resident().resident_bytes), spent)
-    return max(1, int(job.budget_bytes * _BUDGET_SHARE) - spent + there)
+    residency = index.resident()
+    kinds = getattr(residency, "kinds", None)  # a stand-in index may have no kinds of pages
+    if kinds is None:
+        came = int(residency.resident_bytes)
+    else:
+        came = sum(kind.resident_bytes for kind in kinds if kind.kind in _ALWAYS_PLANNED)
+    there = min(came, spent)
+    limit = int(job.budget_bytes * _BUDGET_SHARE) - ids_bytes(Path(job.index_path))
+    return max(1, limit - spent + there)
 
 
 def _heat(job: ColdJob) -> dict[str, float]:

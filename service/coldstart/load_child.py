@@ -25,7 +25,7 @@ from stoker.service.coldstart.load_job import (
     LoadJob,
     LoadRecord,
 )
-from stoker.service.coldstart.process_io import device_bytes
+from stoker.service.coldstart.process_io import device_bytes, ids_bytes
 
 _SAMPLE_S = 0.02
 _PROBES = 9
@@ -296,7 +296,7 @@ class _Loader:
             unseen_ratio=lambda: 0.0 if heat is None else heat.unseen_ratio(now_s),
         )
         runner.start(
-            budget_bytes=None if everything else self._job.budget_bytes,
+            budget_bytes=None if everything else self._budget(),
             deadline_s=None,
             everything=everything,
         )
@@ -307,6 +307,10 @@ class _Loader:
         self.bytes_read = receipt.bytes_read
         self.pages = sum(line.loaded for line in receipt.lines)
         self.receipt = receipt.to_dict()
+
+    def _budget(self) -> int:
+        """Return what the pages may take, so that all that is read keeps to the budget."""
+        return max(1, self._job.budget_bytes - ids_bytes(Path(self._job.index_path)))
 
     def _open_heat(self) -> Any:
         """Open the state folder as a server does; the log is followed from `_warm` on."""

@@ -17,3 +17,8 @@ def device_bytes() -> int:
         if line.startswith("read_bytes:"):
             return int(line.split()[1])
     return -1
+
+
+def ids_bytes(index_path: Path) -> int:
+    """Return the size of an index's tables of ids, which a warm-up reads beside its pages."""
+    return sum(path.stat().st_size for path in index_path.rglob("ids.stk"))
