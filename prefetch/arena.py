@@ -124,6 +124,11 @@ class Arena:
             self._active = len(self._minis)
 
     @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """The miniature caches, in the order of ``names``; without the forecast."""
+        return tuple(self._minis)
+
+    @property
     def active(self) -> str:
         """Name of the policy that acts now."""
         return self.names[self._active]

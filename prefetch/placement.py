@@ -22,7 +22,7 @@ from stoker.prefetch.forecast import SessionForecast
 from stoker.prefetch.forecast_cache import ForecastCache
 from stoker.prefetch.settings import PrefetchSettings
 from stoker.prefetch.shadow import PrefetchAccount
-from stoker.prefetch.tiered import QLearning
+from stoker.prefetch.tiered import QLearning, TieredPlacement
 
 
 @dataclass(frozen=True)
@@ -113,6 +113,14 @@ class StokerPolicy:
         self._prefetch_enabled = enabled
         kept = self._config.placement_refetch_per_miss
         self.arena.refetch_per_miss = kept if enabled else 0
+
+    @property
+    def learned(self) -> TieredPlacement | None:
+        """Q-learning's miniature cache, to save, restore and explain; None where it is off."""
+        for candidate in self.arena.candidates:
+            if isinstance(candidate, QLearning):
+                return candidate.placement
+        return None
 
     @property
     def active(self) -> str:

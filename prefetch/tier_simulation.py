@@ -22,7 +22,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +51,7 @@ class TieredOutcome:
         oracle_share: Share of the oracle's gain over LRU in ``read_us``; None where one of the two
             was not run or they are equal.
         seconds: CPU time of the whole run.
+        explained: Why keys that were asked about lie where they do at the end ("qlearning" only).
     """
 
     policy: str
@@ -64,6 +65,7 @@ class TieredOutcome:
     total_us: float
     oracle_share: float | None
     seconds: float
+    explained: tuple[dict[str, Any], ...] = ()
 
 
 class _Tiered(Protocol):
@@ -261,6 +263,7 @@ def simulate_tiers(
     costs: TierCosts | None = None,
     accesses_per_s: float = 1000.0,
     learner: PlacementLearner | None = None,
+    explain: Sequence[int] = (),
 ) -> list[TieredOutcome]:
     """Run placements over three tiers.
 
@@ -274,6 +277,7 @@ def simulate_tiers(
         costs: What tiers cost; None means the defaults.
         accesses_per_s: The rate that stands for time: decisions are learnt from every 100 ms.
         learner: What "qlearning" starts from; None starts it anew.
+        explain: Keys whose place is to be explained.
 
     Raises:
         InputError: no access is measured.
@@ -285,6 +289,7 @@ def simulate_tiers(
         raise InputError("no access is left to measure; is --warm-until beyond the trace's end?")
     keys = trace.keys.tolist()
     size_of = [1.0] * trace.footprint if sizes is None else sizes.tolist()
+    explained: tuple[dict[str, Any], ...] = ()
     mixed = sizes is not None and len(np.unique(sizes)) > 1
     found: dict[str, tuple[NDArray[np.int8], list[int], float]] = {}
     for name in policies:
@@ -316,6 +321,8 @@ def simulate_tiers(
             count=len(keys),
         )
         found[name] = tiers, placement.moved, time.process_time() - began
+        if isinstance(placement, _QLearning):
+            explained = tuple(placement.explain(key) for key in explain)
     ratios = {
         name: (float((tiers[measured] == GPU).mean()), float((tiers[measured] == HOST).mean()))
         for name, (tiers, _, _) in found.items()
@@ -351,6 +358,7 @@ def simulate_tiers(
                 total_us=mean[name] + links,
                 oracle_share=(mean["lru"] - mean[name]) / gain if gain > 0.0 else None,
                 seconds=seconds,
+                explained=explained if name == "qlearning" else (),
             )
         )
     return outcomes
@@ -363,6 +371,9 @@ class _QLearning:
 
     def access(self, key: int, *, size: float, time_s: float | None) -> int:
         return self._placement.access(key, size=size, time_s=time_s)
+
+    def explain(self, key: int) -> dict[str, Any]:
+        return {"key": key, **(self._placement.explain(key) or {"tier": "nvme"})}
 
 
 def parse_rooms(text: str, footprint: int) -> tuple[float, float]:

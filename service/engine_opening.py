@@ -7,6 +7,7 @@ The state folder holds what a server learns beside the index:
     events/        the embedded event log (spool/ in front of Kafka)
     heat.snapshot  the heat and the offsets that it includes, as one
     receipt.json   the last warm-up's receipt
+    placement.safetensors   what Q-learning has learnt, where that is on
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ def open_engine(
                 dead_letters=DeadLetters(event_log),
             ),
             heat=heat,
-            placement=open_placement(config, index),
+            placement=open_placement(config, index, state_dir),
             off=off,
         )
         engine = Engine(

@@ -12,12 +12,14 @@ it. Rooms offer no eviction, so nothing that is resident ever leaves for it.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import structlog
@@ -40,6 +42,7 @@ from stoker.service.settings import StokerConfig
 
 log = structlog.get_logger(__name__)
 
+LEARNT_NAME = "placement.safetensors"
 _ROOM_KEYS_MIN = 256  # so that a small or empty index has something to compare
 _TICK_S = 0.1
 # Between two requests, so that a search never waits for the interpreter longer than for one.
@@ -126,6 +129,7 @@ class LivePlacement:
         demand_wait_us: Callable[[], int] = lambda: 0,
         gpu_counts: Callable[[], tuple[int, int] | None] = lambda: None,
         monotonic: Callable[[], float] = time.monotonic,
+        learnt_path: Path | None = None,
         cpu_time: Callable[[], float] = time.thread_time,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -139,6 +143,10 @@ class LivePlacement:
             sources: The rooms to load from.
             demand_wait_us: Gives how long searches have waited for reads so far.
             gpu_counts: Gives (hits, loads) of the GPU tier; None where there is none.
+            learnt_path: Where what Q-learning has learnt is kept; None keeps it nowhere.
+
+        Raises:
+            UnavailableError: Q-learning is to compete, and torch is not installed.
         """
         self._policy = StokerPolicy(room_keys, settings)
         self._entropy = EntropyStreams()
@@ -150,6 +158,7 @@ class LivePlacement:
         self._monotonic = monotonic
         self._cpu_time = cpu_time
         self._pause = pause
+        self._learnt_path = learnt_path
         self._queue: deque[_Request] = deque()
         self._lock = threading.Lock()  # of policy, entropy and totals
         self._totals = _Totals()
@@ -160,6 +169,7 @@ class LivePlacement:
         self._refused = 0  # by a full queue; written by searches, one wrong count does no harm
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+        self._restore()
 
     def offer(
         self,
@@ -183,12 +193,15 @@ class LivePlacement:
         self._thread.start()
 
     def stop(self, timeout_s: float) -> bool:
-        """End the thread; tells whether it did in time."""
+        """End the thread and save what was learnt; tells whether that was done in time."""
         self._stop.set()
         if self._thread is None:
             return True
         self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        if self._thread.is_alive():
+            return False
+        self._save()
+        return True
 
     def _run(self) -> None:
         while not self._stop.wait(_TICK_S):
@@ -220,6 +233,7 @@ class LivePlacement:
         if now - self._windowed_s >= _WINDOW_S:
             self._windowed_s = now
             self._close_window()
+            self._save()
         if self._act and now - self._acted_s >= _ACT_S:
             self._acted_s = now
             if left - (self._cpu_time() - began) > 0.0 and state.nvme_idle_ratio > NVME_IDLE_OVER:
@@ -285,10 +299,48 @@ class LivePlacement:
         with self._lock:
             self._totals.loaded_bytes += loaded
 
-    def explain(self, tenant: str, name: str) -> dict[str, float]:
-        """Return why a passage is expected: the terms of its forecast, largest first."""
+    def explain(self, tenant: str, name: str) -> dict[str, Any]:
+        """Return why a passage is kept or not.
+
+        Returns:
+            ``acting``, the policy that decides; ``forecast``, the terms of its forecast, largest
+            first; ``qlearning``, state, values and prices, or None where that is off or knows
+            nothing of it.
+        """
+        key = (tenant, name)
         with self._lock:
-            return self._policy.explain((tenant, name))
+            learned = self._policy.learned
+            return {
+                "acting": self._policy.active,
+                "forecast": self._policy.explain(key),
+                "qlearning": None if learned is None else learned.explain(key),
+            }
+
+    def _restore(self) -> None:
+        """Take over what Q-learning had learnt before the last stop; without it, begin anew."""
+        learned = self._policy.learned
+        if learned is None or self._learnt_path is None:
+            return
+        try:
+            learned.learner.restore(self._learnt_path.read_bytes())
+        except FileNotFoundError:
+            return
+        except (StokerError, OSError) as error:
+            log.warning("service.placement_unrestored", reason=str(error))
+
+    def _save(self) -> None:
+        """Write what Q-learning has learnt: the old file or the new one, whatever happens."""
+        learned = self._policy.learned
+        if learned is None or self._learnt_path is None:
+            return
+        with self._lock:
+            data = learned.learner.to_bytes()
+        temporary = self._learnt_path.with_name(f".{self._learnt_path.name}.tmp")
+        try:
+            temporary.write_bytes(data)
+            os.replace(temporary, self._learnt_path)
+        except OSError as error:
+            log.warning("service.placement_unsaved", reason=str(error))
 
     def regime(self, tenant: str, route: str | None = None) -> Regime | None:
         """Return how to cache a stream; None where nothing was retrieved yet."""
@@ -327,7 +379,9 @@ class LivePlacement:
         return (*dict.fromkeys((*self._policy.arena.names, "forecast")),)
 
 
-def open_placement(config: StokerConfig, index: CollectionIndex) -> LivePlacement | None:
+def open_placement(
+    config: StokerConfig, index: CollectionIndex, state_dir: Path
+) -> LivePlacement | None:
     """Return live placement over an index as the settings say; None where it is off.
 
     The policies get room for as many passages as a warm-up may load of the index.
@@ -343,6 +397,7 @@ def open_placement(config: StokerConfig, index: CollectionIndex) -> LivePlacemen
         cpu_ratio_max=service.placement_cpu_ratio_max,
         sources=index.warm_sources,
         demand_wait_us=index.demand_wait_us,
+        learnt_path=state_dir / LEARNT_NAME,
     )
 
 

@@ -71,6 +71,11 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument(
         "--unit-bytes", type=int, default=4096, help="size of one key's unit in bytes (4096)"
     )
+    parser.add_argument(
+        "--explain",
+        metavar="KEY[,KEY...]",
+        help="with --tiers: why these keys (numbers by first access) end where they do",
+    )
     parser.add_argument("--json", action="store_true", help="print machine-readable JSON")
 
 
@@ -142,12 +147,17 @@ def _run_tiers(
     sizes: NDArray[np.float64] | None,
     measured: NDArray[np.bool_],
 ) -> int:
+    from stoker.errors import InputError
     from stoker.prefetch.tier_simulation import TIERED, parse_rooms, simulate_tiers
 
     policies: list[str] = []
     for word in (args.policy or "all").split(","):
         policies += TIERED if word.strip() == "all" else [word.strip()]
     gpu_room, host_room = parse_rooms(args.tiers, trace.footprint)
+    try:
+        explain = [int(word) for word in args.explain.split(",")] if args.explain else []
+    except ValueError as error:
+        raise InputError(f"--explain {args.explain!r}: expected key numbers") from error
     outcomes = simulate_tiers(
         trace,
         policies=list(dict.fromkeys(policies)),
@@ -155,6 +165,7 @@ def _run_tiers(
         host_room=host_room,
         measured=measured,
         sizes=sizes,
+        explain=explain,
     )
     if args.json:
         _print_json(args, trace, outcomes)
@@ -181,6 +192,9 @@ def _run_tiers(
         )
     print(f"{len(trace):,} accesses to {trace.footprint:,} keys; room {gpu_room:g} + {host_room:g}")
     Console(markup=False, highlight=False).print(table)
+    for outcome in outcomes:
+        for reason in outcome.explained:
+            print(json.dumps(reason))
     return 0
 
 

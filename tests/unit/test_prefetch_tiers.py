@@ -180,6 +180,7 @@ def test_it_keeps_a_job_that_lru_loses() -> None:
     made = drifting_trace(
         seed=1, accesses=40_000, keys=2_000, job_keys=200, job_ratio=0.5, session_ratio=0.1
     )
+    last = int(made.trace.keys[-1])
     outcomes = {
         outcome.policy: outcome
         for outcome in simulate_tiers(
@@ -188,6 +189,7 @@ def test_it_keeps_a_job_that_lru_loses() -> None:
             gpu_room=40,
             host_room=160,
             measured=np.arange(len(made.trace)) >= 10_000,
+            explain=[last, -1],
         )
     }
     assert outcomes["oracle"].read_us < outcomes["qlearning"].read_us
@@ -196,6 +198,11 @@ def test_it_keeps_a_job_that_lru_loses() -> None:
     assert share > 0.6
     assert outcomes["oracle"].oracle_share == 1.0
     assert outcomes["lru"].oracle_share == 0.0
+    why = outcomes["qlearning"].explained
+    assert [row["key"] for row in why] == [last, -1]
+    assert set(why[0]["value_us"]) == {"gpu", "host", "nvme"}
+    assert why[1]["tier"] == "nvme"
+    assert not outcomes["lru"].explained
 
 
 @settings(deadline=None, max_examples=60)
@@ -281,6 +288,7 @@ def test_the_command_compares_tiers(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(command) == 0
     assert "oracle" in capsys.readouterr().out
     assert main(["simulate", "--made", "drift:1", "--tiers", "50,100", "--policy", "magic"]) != 0
+    assert main([*command, "--explain", "hot"]) != 0
     assert main(["simulate", "--trace", "x", "--capacity", "5"]) != 0
 
 

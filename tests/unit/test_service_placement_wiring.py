@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import structlog
 
 from stoker.errors import UnavailableError
 from stoker.prefetch.protocols import LoadOutcome, UnitBatch
@@ -99,7 +101,10 @@ def test_what_searches_retrieve_is_compared_and_counted() -> None:
         name: pytest.approx(math.log2(3), abs=0.01) for name in ("least", "median", "most")
     }
     assert report.regimes == {"pin": 0, "evict": 2, "shard": 0}
-    assert bench.placement.explain("t", "p1")
+    why = bench.placement.explain("t", "p1")
+    assert why["acting"] == report.acting
+    assert why["forecast"]
+    assert why["qlearning"] is None
 
 
 def test_its_share_of_cpu_is_never_passed_by_more_than_a_request() -> None:
@@ -200,3 +205,44 @@ def test_the_thread_starts_and_ends() -> None:
     placement = LivePlacement(PrefetchSettings(), room_keys=8, act=False, cpu_ratio_max=1.0)
     placement.start()
     assert placement.stop(10.0)
+
+
+def learning(path: Path) -> LivePlacement:
+    pytest.importorskip("torch")
+    pytest.importorskip("safetensors")
+    return LivePlacement(
+        PrefetchSettings(placement_qlearning=True),
+        room_keys=8,
+        act=False,
+        cpu_ratio_max=1.0,
+        learnt_path=path,
+    )
+
+
+def learner_of(placement: LivePlacement) -> Any:
+    learned = placement._policy.learned
+    assert learned is not None
+    return learned.learner
+
+
+def test_what_was_learnt_outlives_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "placement.safetensors"
+    placement = learning(path)
+    for i in range(600):
+        placement.offer("t", None, None, [f"p{i % 20}"], float(i))
+    placement.tick()
+    placement.start()
+    assert placement.stop(10.0)
+    assert learner_of(placement).updates > 0
+    again = learning(path)
+    assert learner_of(again).to_bytes() == learner_of(placement).to_bytes()
+    why = placement.explain("t", "p1")["qlearning"]
+    assert set(why["value_us"]) == {"gpu", "host", "nvme"}
+
+
+def test_damaged_learning_is_said_and_begun_anew(tmp_path: Path) -> None:
+    path = tmp_path / "placement.safetensors"
+    path.write_bytes(b"not what was written")
+    with structlog.testing.capture_logs() as logs:
+        assert learner_of(learning(path)).updates == 0
+    assert [entry["event"] for entry in logs] == ["service.placement_unrestored"]
