@@ -49,6 +49,8 @@ EXACT_TARGET: Final = 0.99
 # Error of each estimate times the root of the dimension, for segments too small to measure: the
 # upper end of what was measured between 64 and 768 dimensions.
 _COARSE_ERROR: Final = 0.4
+# Threads per processor that share a batch whose queries are expected to read.
+_WAITING_FACTOR: Final = 4
 _CODE_ERROR: Final = 0.12
 _REFINE_ERROR: Final = 0.01
 log = structlog.get_logger(__name__)
@@ -318,7 +320,11 @@ class Segment:
     def _threads(self, queries: int) -> int:
         if queries < 2:
             return 1
-        return self._settings.search_threads or len(os.sched_getaffinity(0))
+        if self._settings.search_threads:
+            return self._settings.search_threads
+        # After walks on coarse codes most queries read: while some wait, others compute.
+        waiting = _WAITING_FACTOR if self.navigation_bits == 2 else 1
+        return waiting * len(os.sched_getaffinity(0))
 
     def _summarize(
         self, rows: NDArray[np.int64], facts: NDArray[np.float64], k: int, width: int

@@ -53,7 +53,8 @@ class IndexSettings:
         default=0,
         metadata={
             "help": "threads that share one batch of queries; 0 means one per processor that the "
-            "process may use. A single query always takes one"
+            "process may use, and four where the memory budget makes most queries read. A single "
+            "query always takes one"
         },
     )
     io_backend: str = dataclasses.field(
