@@ -5,22 +5,24 @@
 #include <mutex>
 #include <vector>
 
+#include "stoker/page_io.hpp"
 #include "stoker/page_pool.hpp"
 
 namespace stoker {
 
 // The table of a store's checksums: given, or read from the file when first asked, since a large
-// segment's tables take longer to read than its first answer. A table that cannot be read, or is
-// not the one that was promised, matches no page: they are then all damaged, and say so.
+// segment's tables take longer to read than its first answer. It is read through the descriptor
+// that the pages are read through: the path may by then name nothing, or another file. A table
+// that cannot be read, or is not the one that was promised, matches no page: they are then all
+// damaged, and say so.
 class PageChecksums {
  public:
   explicit PageChecksums(StoreSpec& spec);   // takes the spec's own table
-  bool match(PageNumber page, std::uint32_t crc);
+  bool match(PageFile& file, PageNumber page, std::uint32_t crc);
 
  private:
-  void read();
+  void read(PageFile& file);
 
-  std::string path_;
   std::uint64_t offset_bytes_;
   std::uint32_t count_;
   std::uint32_t table_crc_;

@@ -35,7 +35,7 @@ void check_frames(const PagePool::Impl& pool) {
             name(frame) + " holds page " + std::to_string(entry.page) + " of " +
                 store->spec.path + ", which is translated elsewhere");
     const std::uint32_t crc = crc32c(pool.frame_bytes(frame), pool.options.page_bytes);
-    require(store->checksums.match(entry.page, crc),
+    require(store->checksums.match(store->file, entry.page, crc),
             name(frame) + " holds wrong bytes for page " + std::to_string(entry.page) + " of " +
                 store->spec.path);
   }

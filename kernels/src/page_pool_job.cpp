@@ -172,7 +172,8 @@ void ReadJob::end_run(Run& run) {
     failure = PageStatus::corrupt;
     const std::size_t page_bytes = pool_.options.page_bytes;
     const auto sound = [page_bytes](const PendingRef& page) {
-      return page->store->checksums.match(page->page, crc32c(page->bytes, page_bytes));
+      Store& store = *page->store;
+      return store.checksums.match(store.file, page->page, crc32c(page->bytes, page_bytes));
     };
     const auto cut = std::stable_partition(run.pages.begin(), run.pages.end(), sound);
     failed.assign(std::make_move_iterator(cut), std::make_move_iterator(run.pages.end()));

@@ -274,6 +274,26 @@ void test_a_table_is_read_when_it_is_needed() {
   pool.check();
 }
 
+// A store is the file that was opened, whatever its path names by now, as far as its table goes too.
+void test_a_table_is_that_of_the_file_that_was_opened() {
+  TestFolder folder;
+  for (const bool direct : {false, true}) {
+    for (const bool replaced : {false, true}) {
+      PoolOptions options = options_for(64);
+      options.direct = direct;
+      PagePool pool(options);
+      // More than one sector of checksums.
+      const StoreSpec spec =
+          TestFolder::with_table(folder.write("a", 24, 1100, kPage, 4096), kPage);
+      const StoreId store = pool.add_store(spec);
+      CHECK(::unlink(spec.path.c_str()) == 0);
+      if (replaced) (void)TestFolder::with_table(folder.write("a", 25, 1100, kPage, 4096), kPage);
+      fetch_and_compare(pool, store, 24, numbers(1070, 1100));
+      pool.check();
+    }
+  }
+}
+
 void test_a_miss_brings_its_cluster_while_there_is_room() {
   TestFolder folder;
   PagePool pool(options_for(64));
@@ -354,6 +374,7 @@ int main() {
   RUN(test_stores_come_and_go);
   RUN(test_damage_is_quarantined);
   RUN(test_a_table_is_read_when_it_is_needed);
+  RUN(test_a_table_is_that_of_the_file_that_was_opened);
   RUN(test_a_miss_brings_its_cluster_while_there_is_room);
   RUN(test_small_pages_and_wrong_input);
   RUN(test_without_direct_io);
