@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +21,8 @@ FORMAT: Final = "stoker-segment"
 VERSION: Final = 2
 _VERSIONS_READ: Final = (1, 2)
 NAME: Final = "manifest.json"
+# Zero bytes behind a page's last links record, so that an id is one unaligned 8-byte read.
+LINK_PADDING: Final = 8
 _BYTES_MAX: Final = 16 << 20
 FILES: Final = {
     "links": "links.stk",
@@ -167,7 +170,7 @@ class Manifest:
             raise SegmentFileCorrupt(f"{path}: fails its checksum", path=path)
         try:
             manifest = _from_json(body)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, IndexError, TypeError, ValueError) as error:
             raise SegmentFileCorrupt(f"{path}: unusable field: {error}", path=path) from error
         _check(manifest, path)
         return manifest
@@ -197,52 +200,107 @@ def _check(manifest: Manifest, path: Path) -> None:
         if not holds:
             raise SegmentFileCorrupt(f"{path}: {what}", path=path)
 
-    def is_count(value: object) -> bool:
-        return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 32
-
     need(manifest.metric in ("ip", "cosine", "l2"), f"metric {manifest.metric!r}")
-    need(is_count(manifest.dim) and 1 <= manifest.dim <= 4096, f"dim {manifest.dim!r}")
-    need(is_count(manifest.count), f"count {manifest.count!r}")
+    need(_is_count(manifest.dim) and 1 <= manifest.dim <= 4096, f"dim {manifest.dim!r}")
+    need(_is_count(manifest.count), f"count {manifest.count!r}")
     need(manifest.vector_dtype in ("float32", "float16"), f"dtype {manifest.vector_dtype!r}")
     need(
-        is_count(manifest.page_bytes)
+        _is_count(manifest.page_bytes)
         and 4096 <= manifest.page_bytes <= PAGE_BYTES_MAX
         and manifest.page_bytes % 4096 == 0,
         f"page_bytes {manifest.page_bytes!r}",
     )
-    need(is_count(manifest.entry_row), f"entry_row {manifest.entry_row!r}")
+    need(_is_count(manifest.entry_row), f"entry_row {manifest.entry_row!r}")
     for name in ("coarse_record_bytes", "coarse_per_page"):
-        need(is_count(getattr(manifest, name)), f"{name} {getattr(manifest, name)!r}")
+        need(_is_count(getattr(manifest, name)), f"{name} {getattr(manifest, name)!r}")
     need(
         manifest.has_coarse == (manifest.coarse_per_page > 0),
         f"coarse_per_page {manifest.coarse_per_page!r}",
     )
     need(
-        set(manifest.file_crcs) == set(manifest.files),
+        isinstance(manifest.file_crcs, dict)
+        and set(manifest.file_crcs) == set(manifest.files)
+        and all(map(_is_count, manifest.file_crcs.values())),
         "file_crcs does not name the segment's files",
     )
     need(manifest.id_kind in ("int", "str"), f"id_kind {manifest.id_kind!r}")
     need(manifest.id_by_row_dtype in ("<u4", "<i8", "<u8"), f"{manifest.id_by_row_dtype!r}")
     need(
-        isinstance(manifest.id_text_bytes, int) and 0 <= manifest.id_text_bytes < 1 << 48,
+        _is_int(manifest.id_text_bytes) and 0 <= manifest.id_text_bytes < 1 << 48,
         f"id_text_bytes {manifest.id_text_bytes!r}",
     )
     need(0 < len(manifest.levels) <= 64, f"{len(manifest.levels)} levels")
     for number, level in enumerate(manifest.levels):
         for field in dataclasses.fields(level):
-            need(is_count(getattr(level, field.name)), f"levels[{number}].{field.name}")
+            need(_is_count(getattr(level, field.name)), f"levels[{number}].{field.name}")
         need(level.per_page >= 1, f"levels[{number}].per_page is 0")
+        need(level.m < 1 << 16, f"levels[{number}].m {level.m}")
+        need(1 <= level.id_bits <= 32, f"levels[{number}].id_bits {level.id_bits}")
+        need(
+            level.record_bytes >= 2 + -(-level.m * level.id_bits // 8)
+            and level.per_page * level.record_bytes + LINK_PADDING <= manifest.page_bytes,
+            f"levels[{number}]: {level.per_page} records of {level.record_bytes} bytes, "
+            f"{level.m} links each, do not fit a page",
+        )
+        need(
+            level.count <= level.page_count * level.per_page
+            and level.first_page + level.page_count < 1 << 32,
+            f"levels[{number}]: {level.count} rows are not in pages {level.first_page} to "
+            f"{level.first_page + level.page_count}",
+        )
     need(manifest.levels[0].count == manifest.count, "level 0 does not hold every row")
     for name in ("code_record_bytes", "code_per_page", "refine_record_bytes", "refine_per_page"):
-        need(is_count(getattr(manifest, name)) and getattr(manifest, name) >= 1, name)
-    calibration = manifest.calibration
-    if calibration is not None:
-        need(
-            len(calibration.ef) == len(calibration.recall_mean) == len(calibration.recall_low) > 0,
-            "calibration lists differ in length",
-        )
-        coarse = len(calibration.ef) if manifest.has_coarse else 0
-        need(
-            len(calibration.coarse_recall_mean) == len(calibration.coarse_recall_low) == coarse,
-            "coarse calibration lists differ in length",
-        )
+        need(_is_count(getattr(manifest, name)) and getattr(manifest, name) >= 1, name)
+    for name in ("m", "ef_construction", "vector_record_bytes", "hot_rows"):
+        need(_is_count(getattr(manifest, name)), f"{name} {getattr(manifest, name)!r}")
+    for name in ("seed", "total_bytes"):
+        value = getattr(manifest, name)
+        need(_is_int(value) and 0 <= value < 1 << 64, f"{name} {value!r}")
+    if manifest.calibration is not None:
+        what = _wrong_with(manifest.calibration, has_coarse=manifest.has_coarse)
+        need(what is None, f"calibration: {what}")
+
+
+def _wrong_with(calibration: Calibration, *, has_coarse: bool) -> str | None:
+    """Say what no calibration finds, if there is any."""
+    for name in ("queries", "k"):
+        value = getattr(calibration, name)
+        if not _is_count(value) or value == 0:
+            return f"{name} {value!r}"
+    for name in ("confidence", "upper_mean", "upper_low", "code_recall", "refined_recall"):
+        if not _is_share(getattr(calibration, name)):
+            return f"{name} {getattr(calibration, name)!r}"
+    for name in ("code_error", "refine_error", "coarse_error"):
+        value = getattr(calibration, name)
+        # As wide as a float32, which is what searches make of it.
+        if not _is_number(value) or not 0 <= value < 1e38:
+            return f"{name} {value!r}"
+    widths = calibration.ef
+    if not isinstance(widths, tuple) or not widths or not all(map(_is_count, widths)):
+        return f"ef {widths!r}"
+    if widths[0] == 0 or any(later <= width for width, later in pairwise(widths)):
+        return f"ef {widths!r} does not rise"
+    for name in ("recall_mean", "recall_low", "coarse_recall_mean", "coarse_recall_low"):
+        values = getattr(calibration, name)
+        expected = len(widths) if has_coarse or not name.startswith("coarse") else 0
+        if not isinstance(values, tuple) or len(values) != expected:
+            return f"{name} is not a list of {expected}"
+        if not all(map(_is_share, values)):
+            return f"{name} {values!r}"
+    return None
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_count(value: Any) -> bool:
+    return _is_int(value) and 0 <= value < 1 << 32
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_share(value: Any) -> bool:
+    return _is_number(value) and 0 <= value <= 1

@@ -252,6 +252,11 @@ class PagedFile:
             SegmentFileCorrupt: names the first damaged page and its offset.
         """
         info = self.info
+        if first + count > info.page_count:
+            raise SegmentFileCorrupt(
+                f"{self.path}: pages {first} to {first + count} are wanted of {info.page_count}",
+                path=self.path,
+            )
         offset = HEADER_BYTES + first * info.page_bytes
         if count <= _FEW_PAGES:
             raw = self._read_few(offset, count * info.page_bytes)

@@ -25,7 +25,7 @@ from stoker.errors import InputError
 from stoker.index.calibration import Probe, calibrate
 from stoker.index.hnsw_graph import HnswGraph
 from stoker.index.ids import write_ids
-from stoker.index.manifest import FILES, LevelLayout, Manifest
+from stoker.index.manifest import FILES, LINK_PADDING, LevelLayout, Manifest
 from stoker.index.paged_file import PagedFileInfo, PagedFileWriter, write_blob
 
 METRICS: Final = ("ip", "cosine", "l2")
@@ -39,8 +39,6 @@ _SPREAD_ROWS: Final = 65_536
 _PAGE_WASTE_MAX: Final = 0.16
 # Coarse codes are kept where they take at most this share of the navigation codes' bytes.
 _COARSE_SHARE_MAX: Final = 0.75
-# A links page ends in this much padding, so that an id can be read as one unaligned word.
-_LINK_PADDING: Final = 8
 
 Progress = Callable[[str, int, int], None]
 """Called with (what, done, total) while work goes on."""
@@ -154,7 +152,7 @@ def choose_page_bytes(dim: int, m0: int, count: int) -> int:
     page = 4096
     while page < 65536:
         per_page = page // code
-        fits = link + _LINK_PADDING <= page and per_page >= 1
+        fits = link + LINK_PADDING <= page and per_page >= 1
         if fits and 1.0 - per_page * code / page <= _PAGE_WASTE_MAX:
             return page
         page *= 2
@@ -347,7 +345,7 @@ class _Sealer:
                 at = nodes if number == 0 else np.searchsorted(g.upper[number - 1].nodes, nodes)
                 bits = _id_bits(here)
                 record = 2 + (m * bits + 7) // 8
-                per_page = max((self.page_bytes - _LINK_PADDING) // record, 1)
+                per_page = max((self.page_bytes - LINK_PADDING) // record, 1)
                 start_page = first_page
                 step = max(_BATCH_ROWS * 4 // per_page, 1) * per_page
                 for start in range(0, here, step):

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 import stoker.kernels._core as _core
 from stoker.index.hnsw_graph import HnswGraph, UpperLevel
 from stoker.index.manifest import FILES, LevelLayout, Manifest
-from stoker.index.paged_file import PagedFile
+from stoker.index.paged_file import PagedFile, SegmentFileCorrupt
 from stoker.index.segment_pages import check_crc
 
 _PAGES_STEP = 4_096
@@ -64,6 +64,12 @@ def _level(
     file: PagedFile, checksums: NDArray[np.uint32], level: LevelLayout
 ) -> tuple[NDArray[np.uint32], NDArray[np.uint16]]:
     """Neighbor ids, uint32, shape (count, m), and how many of each row are valid."""
+    if level.first_page + level.page_count > file.info.page_count:
+        raise SegmentFileCorrupt(
+            f"{file.path}: has {file.info.page_count} pages, a level is said to end at "
+            f"{level.first_page + level.page_count}",
+            path=file.path,
+        )
     links = np.empty((level.count, level.m), np.uint32)
     counts = np.empty(level.count, np.uint16)
     for first in range(0, level.page_count, _PAGES_STEP):

@@ -17,6 +17,9 @@ constexpr float kClip = 2.7f;
 // a normal distribution (Max, IRE Transactions on Information Theory 6, 1960, table I).
 constexpr float kCoarseStep = 0.9957f;
 
+// A query whose largest coordinate is smaller is coded as zero.
+constexpr float kLargestMin = 1e-34f;
+
 std::uint64_t splitmix64(std::uint64_t& state) {
   state += 0x9E3779B97F4A7C15ull;
   std::uint64_t z = state;
@@ -165,8 +168,10 @@ void prepare_query(const Quantizer& quantizer, const float* query, bool centred,
   std::fill(out.q16.begin() + static_cast<std::ptrdiff_t>(dim), out.q16.end(), std::int16_t{0});
   out.scale8 = largest / 127.0f;
   out.scale16 = largest / 8191.0f;
-  const float to8 = largest > 0 ? 127.0f / largest : 0.0f;
-  const float to16 = largest > 0 ? 8191.0f / largest : 0.0f;
+  // Below it the factors would not be finite, and what is rounded differ between instruction sets.
+  const bool rounds = largest >= kLargestMin;
+  const float to8 = rounds ? 127.0f / largest : 0.0f;
+  const float to16 = rounds ? 8191.0f / largest : 0.0f;
   out.sum8 = k.round_query(rotated, dim, to8, to16, out.q8.data(), out.q16.data());
 }
 

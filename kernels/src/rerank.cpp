@@ -27,31 +27,41 @@ bool nearer(const Candidate& a, const Candidate& b) {
 
 }  // namespace
 
+// Takes a better distance. One that is no number, from a hostile record, is damage, as in offer():
+// the candidate stays as it was, since sorting by such distances is undefined.
+void Walk::improve(Candidate& candidate, float distance, float sigma, Grade grade) {
+  if (!(std::fabs(distance) < 3.0e38f)) {
+    ++stats_.damaged;
+    return;
+  }
+  candidate.distance = distance;
+  candidate.sigma = sigma > 0 ? sigma : 0;
+  candidate.grade = grade;
+}
+
 // For a candidate that the walk knows by 2 bits: the estimate from 4.
-void Walk::use_code(Candidate& candidate, const std::uint8_t* high) const {
+void Walk::use_code(Candidate& candidate, const std::uint8_t* high) {
   std::int32_t dot;
   searcher_.kernels_.dot_code4(s_.query.q8.data(), blocks_, &high, 1, &dot);
   const float correction = read_f32(high + code_bytes_);
   const float length2 = read_f32(high + code_bytes_ + 4);
   const float centred = static_cast<float>(dot) - 7.5f * static_cast<float>(s_.query.sum8);
-  candidate.distance = dot_factor_ * (centred * s_.query.scale8 * correction) + l2_factor_ * length2;
-  candidate.sigma = -dot_factor_ * layout_.code_error * s_.query.length * std::sqrt(length2);
-  candidate.grade = Grade::code;
+  improve(candidate, dot_factor_ * (centred * s_.query.scale8 * correction) + l2_factor_ * length2,
+          -dot_factor_ * layout_.code_error * s_.query.length * std::sqrt(length2), Grade::code);
 }
 
-void Walk::refine(Candidate& candidate, const std::uint8_t* high, const std::uint8_t* low) const {
+void Walk::refine(Candidate& candidate, const std::uint8_t* high, const std::uint8_t* low) {
   const std::int64_t dot =
       searcher_.kernels_.dot_code8(s_.query.q16.data(), blocks_, high, low);
   const float correction = read_f32(low + code_bytes_);
   const float length2 = read_f32(high + code_bytes_ + 4);
   const float product = static_cast<float>(dot) * s_.query.scale16 * correction;
-  candidate.distance = dot_factor_ * product + l2_factor_ * length2;
-  candidate.sigma =
-      -dot_factor_ * layout_.refine_error * s_.query.length * std::sqrt(length2);
-  candidate.grade = Grade::refined;
+  improve(candidate, dot_factor_ * product + l2_factor_ * length2,
+          -dot_factor_ * layout_.refine_error * s_.query.length * std::sqrt(length2),
+          Grade::refined);
 }
 
-void Walk::make_exact(Candidate& candidate, const std::byte* vector) const {
+void Walk::make_exact(Candidate& candidate, const std::byte* vector) {
   const Kernels& k = searcher_.kernels_;
   const float* q = s_.query.original.data();
   const std::size_t dim = layout_.dim;
@@ -59,15 +69,13 @@ void Walk::make_exact(Candidate& candidate, const std::byte* vector) const {
     const float d = layout_.vectors.half
                         ? k.l2_f16(q, reinterpret_cast<const std::uint16_t*>(vector), dim)
                         : k.l2_f32(q, reinterpret_cast<const float*>(vector), dim);
-    candidate.distance = d - s_.query.constant;
+    improve(candidate, d - s_.query.constant, 0, Grade::exact);
   } else {
     const float d = layout_.vectors.half
                         ? k.dot_f16(q, reinterpret_cast<const std::uint16_t*>(vector), dim)
                         : k.dot_f32(q, reinterpret_cast<const float*>(vector), dim);
-    candidate.distance = -(d - s_.query.constant);
+    improve(candidate, -(d - s_.query.constant), 0, Grade::exact);
   }
-  candidate.sigma = 0;
-  candidate.grade = Grade::exact;
 }
 
 // Inside a ReadGuard. Takes the best form of the candidate that is resident.

@@ -38,7 +38,9 @@ Searcher::Searcher(PagePool& pool, const SegmentLayout& layout, const Quantizer&
              level.record_bytes >= 2 + (static_cast<std::uint64_t>(level.m) * level.id_bits + 7) / 8,
          "link record size");
     if (level.count > 0) {
-      fits(pool.view(layout.links), std::uint64_t{level.page_of(level.count - 1)} + 1,
+      // In 64 bits: a first page near 2^32 would come out as a small one.
+      fits(pool.view(layout.links),
+           std::uint64_t{level.first_page} + level.per_page.quotient(level.count - 1) + 1,
            static_cast<std::size_t>(level.per_page.value()) * level.record_bytes + 8, "link");
     }
   }

@@ -253,7 +253,7 @@ void Walk::offer(std::uint32_t row, const std::uint8_t* code, std::int32_t dot) 
   const float product = centred * s_.query.scale8 * correction;
   Candidate candidate;
   candidate.distance = dot_factor_ * product + l2_factor_ * length2;
-  if (!(candidate.distance < 3.0e38f)) {   // not a number, from a hostile record
+  if (!(std::fabs(candidate.distance) < 3.0e38f)) {   // not a number, from a hostile record
     ++stats_.damaged;
     return;
   }
@@ -263,7 +263,7 @@ void Walk::offer(std::uint32_t row, const std::uint8_t* code, std::int32_t dot) 
       !(answers && s_.allowed.takes(candidate.distance))) {
     return;
   }
-  candidate.sigma = sigma_factor_ * std::sqrt(length2);
+  candidate.sigma = sigma_factor_ * std::sqrt(std::max(length2, 0.0f));
   candidate.row = row;
   candidate.expanded = false;
   candidate.grade = codes_.grade;

@@ -124,9 +124,10 @@ class Walk {
   void answer(std::uint32_t* rows, float* scores);
 
   // Re-rank.
-  void use_code(Candidate& candidate, const std::uint8_t* high) const;
-  void refine(Candidate& candidate, const std::uint8_t* high, const std::uint8_t* low) const;
-  void make_exact(Candidate& candidate, const std::byte* vector) const;
+  void improve(Candidate& candidate, float distance, float sigma, Grade grade);
+  void use_code(Candidate& candidate, const std::uint8_t* high);
+  void refine(Candidate& candidate, const std::uint8_t* high, const std::uint8_t* low);
+  void make_exact(Candidate& candidate, const std::byte* vector);
   void upgrade_resident(Candidate& candidate);
   double expected_loss(const std::vector<Candidate>& list, std::size_t count, std::size_t k);
   void read_planes(std::vector<Candidate>& list, std::size_t count, std::size_t k,

@@ -1,5 +1,7 @@
 // The rotation keeps lengths and angles; the estimates are unbiased and get better by plane.
+#include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <random>
 #include <vector>
@@ -119,6 +121,14 @@ void degenerate_vectors_are_finite() {
     PreparedQuery prepared;
     prepare_query(quantizer, vectors.data(), false, prepared);   // a zero query
     CHECK(prepared.length == 0.0f && prepared.scale8 == 0.0f && prepared.sum8 == 0);
+    for (const float tiny : {1e-30f, 1e-34f, 1e-36f, 1e-40f}) {   // what is stored is what is summed
+      std::fill(vectors.begin(), vectors.begin() + static_cast<std::ptrdiff_t>(dim), tiny);
+      prepare_query(quantizer, vectors.data(), false, prepared);
+      std::int32_t sum = 0;
+      for (const std::int8_t q : prepared.q8) sum += q;
+      CHECK(sum == prepared.sum8);
+      for (const std::int16_t q : prepared.q16) CHECK(std::abs(q) <= 8191);
+    }
   }
 }
 

@@ -57,7 +57,7 @@ struct Fixture {
   SegmentLayout layout;
 
   Fixture(std::size_t n_, std::size_t dim_, bool l2_, std::size_t budget, std::mt19937& rng,
-          bool hostile_links = false, bool coarse_walk = false)
+          bool hostile_links = false, bool coarse_walk = false, bool hostile_vectors = false)
       : n(n_), dim(dim_), l2(l2_), vectors(make(n_, dim_, rng)),
         quantizer(dim_, 3, std::vector<float>(dim_, 0.1f).data()),
         pool([&] {
@@ -101,6 +101,7 @@ struct Fixture {
     quantizer.encode(vectors.data(), n, codes.data(), refines.data(), coarse.data());
     std::vector<std::uint8_t> raw((n * dim * 4 + kPage - 1) / kPage * kPage, 0);
     std::memcpy(raw.data(), vectors.data(), n * dim * 4);
+    if (hostile_vectors) std::memset(raw.data(), 0xFF, n * dim * 2);   // the first half: no numbers
     layout.dim = static_cast<std::uint32_t>(dim);
     layout.count = level.count;
     layout.metric = l2 ? Metric::l2 : Metric::inner_product;
@@ -260,6 +261,27 @@ void hostile_links_do_not_crash(std::mt19937& rng) {
   CHECK(stats.damaged > 0);
 }
 
+// Vectors whose checksums hold and that are no numbers: the estimate stays, and sorts.
+void hostile_vectors_keep_the_estimate(bool l2, std::mt19937& rng) {
+  Fixture f(300, 32, l2, 4096 * kPage, rng, false, false, true);
+  Searcher searcher(f.pool, f.layout, f.quantizer);
+  SearchParams params;
+  params.ef = 300;
+  params.k = 50;
+  params.read_vectors = true;
+  std::vector<std::uint32_t> rows(params.k);
+  std::vector<float> scores(params.k);
+  for (int i = 0; i < 20; ++i) {   // at first they are read, later resident
+    const auto query = Fixture::make(1, f.dim, rng);
+    const QueryStats stats = searcher.search(query.data(), params, rows.data(), scores.data());
+    CHECK(stats.damaged > 0);
+    for (std::size_t j = 0; j < rows.size(); ++j) {
+      CHECK(rows[j] < 300 && std::isfinite(scores[j]));
+      if (j > 0) CHECK(l2 ? scores[j] >= scores[j - 1] : scores[j] <= scores[j - 1]);
+    }
+  }
+}
+
 void threads_agree(std::mt19937& rng) {
   Fixture f(400, 32, true, 24 * kPage, rng);   // less than it has: pages come and go
   Searcher searcher(f.pool, f.layout, f.quantizer);
@@ -296,6 +318,7 @@ void layouts_are_checked(std::mt19937& rng) {
   refuses([](SegmentLayout& l) { l.levels[0].id_bits = 33; }, "id width");
   refuses([](SegmentLayout& l) { l.levels[0].m = 60000; }, "link record size");
   refuses([](SegmentLayout& l) { l.levels[0].first_page = 4000; }, "too few pages");
+  refuses([](SegmentLayout& l) { l.levels[0].first_page = 0xFFFFFFFF; }, "too few pages");
   refuses([](SegmentLayout& l) { l.codes.per_page = Divisor(1000); }, "do not fit");
   refuses([](SegmentLayout& l) { l.walk_coarse = true; l.coarse.record_bytes = 9; }, "coarse record");
   refuses([](SegmentLayout& l) { l.count = 100000; }, "bottom level");
@@ -316,6 +339,7 @@ int main() {
   }
   answers_from_memory_alone(rng);
   hostile_links_do_not_crash(rng);
+  for (const bool l2 : {false, true}) hostile_vectors_keep_the_estimate(l2, rng);
   threads_agree(rng);
   layouts_are_checked(rng);
   return 0;

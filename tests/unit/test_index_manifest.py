@@ -1,0 +1,84 @@
+"""A manifest whose checksum holds and whose fields no writer writes: refused, or of no effect."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import stoker.kernels._core as _core
+from stoker.errors import CorruptError
+from stoker.index.build import build_segment
+from stoker.index.manifest import NAME
+from stoker.index.segment import Segment
+from stoker.index.settings import IndexSettings
+from stoker.index.stored_graph import read_graph
+
+ABSENT = "absent"
+VALUES = (ABSENT, None, -1, 0, 1, 1 << 31, (1 << 32) - 1, 1 << 64, math.nan, 1e300, "x", [], [1, 2])
+
+
+def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Paths to everything in ``value``; of lists the first two entries stand for all."""
+    entries = value.items() if isinstance(value, dict) else enumerate(value[:2])
+    for key, below in entries:
+        yield (*at, key)
+        if isinstance(below, dict | list):
+            yield from places(below, (*at, key))
+
+
+def changed(body: dict[str, Any], at: tuple[Any, ...], value: Any) -> bytes:
+    fresh = copy.deepcopy(body)
+    holder: Any = fresh
+    for key in at[:-1]:
+        holder = holder[key]
+    if value == ABSENT:
+        del holder[at[-1]]
+    else:
+        holder[at[-1]] = value
+    raw = json.dumps(fresh, sort_keys=True, separators=(",", ":")).encode()
+    fresh["crc32c"] = int(_core.crc32c(np.frombuffer(raw, np.uint8)))
+    return json.dumps(fresh).encode()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("manifest") / "s"
+    vectors = np.random.default_rng(7).standard_normal((1_200, 96)).astype(np.float32)
+    build_segment(path, vectors, metric="l2", m=8, ef_construction=40)
+    return path
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+def test_hostile_fields_are_refused_or_of_no_effect(folder: Path, bits: int) -> None:
+    path = folder / NAME
+    written = path.read_bytes()
+    body = json.loads(written)
+    assert body["calibration"] is not None
+    assert body["coarse_per_page"] > 0
+    del body["crc32c"]
+    settings = IndexSettings(navigation_bits=bits, search_threads=1)
+    refused = 0
+    try:
+        for at in places(body):
+            for value in VALUES:
+                path.write_bytes(changed(body, at, value))
+                try:
+                    with Segment.open(folder, memory_bytes=1, settings=settings) as segment:
+                        hits = segment.search(np.ones((2, segment.dim), np.float32), 5)
+                        assert np.isfinite(hits.summary.recall_bound).all(), (at, value)
+                        segment.ids_at(hits.rows)
+                        for batch in segment.unit_batches():
+                            segment.load_units(batch.kind, batch.units)
+                    read_graph(folder)
+                except CorruptError:
+                    refused += 1
+    finally:
+        path.write_bytes(written)
+    assert refused > 500
