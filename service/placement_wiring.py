@@ -31,7 +31,6 @@ from stoker.prefetch.placement import StokerPolicy
 from stoker.prefetch.protocols import (
     KIND_KV_BLOCK,
     KIND_REFINE,
-    KIND_VECTORS,
     ContentKey,
     WarmSource,
 )
@@ -54,8 +53,9 @@ _QUEUE_MAX = 4_096
 _AHEAD_KEYS_MAX = 256
 _AHEAD_BYTES_MAX = 4 << 20
 _LOAD_DEADLINE_S = 0.25
-# What belongs to single passages; the rest of an index is for every search and no single key's.
-_OWN_KINDS = frozenset({KIND_REFINE, KIND_VECTORS, KIND_KV_BLOCK})
+# What belongs to single passages and is read when they are found. Links and codes are for every
+# search, and full vectors are read so rarely that fetching them ahead would only use bandwidth.
+_OWN_KINDS = frozenset({KIND_REFINE, KIND_KV_BLOCK})
 NVME_IDLE_OVER = 0.65
 
 

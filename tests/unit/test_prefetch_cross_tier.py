@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -70,3 +71,26 @@ def test_ratios_stay_in_bounds_and_agree_with_the_rule(
         miss = state.gpu_miss_ratio
         assert miss is None or 0.0 <= miss <= 1.0
         assert state.open == (miss is not None and cross_tier_open(miss, state.nvme_idle_ratio))
+
+
+def test_the_counts_of_a_real_slab_open_it() -> None:
+    pytest.importorskip("torch")
+    from stoker.kernels.device import Device
+    from stoker.kernels.slab import PageSlab
+
+    slab = PageSlab(Device("cpu"), page_bytes=64, frames_max=2, pages=8)
+    condition = CrossTierCondition()
+
+    def observed(now_s: float) -> bool:
+        counts = slab.counts()
+        return condition.observe(now_s, demand_wait_us=0, gpu=(counts.hits, counts.loads)).open
+
+    assert not observed(0.0)
+    for page in (0, 1, 2, 3, 0, 1, 2, 3):  # twice as many pages as frames, in turn
+        slab.load(page, bytes(64))
+    assert observed(1.0)
+    assert condition.state.gpu_miss_ratio == 1.0
+    for _ in range(50):
+        slab.load(3, bytes(64))
+    assert not observed(2.0)
+    assert condition.state.gpu_miss_ratio == 0.0

@@ -35,7 +35,7 @@ class Room:
         flat = np.ones(100, np.float32)
         return [
             UnitBatch("index", "links", 1, np.arange(100, dtype=np.uint32), 4096, flat),
-            UnitBatch("index", "vectors", 3, order, 4096, benefit[order]),
+            UnitBatch("index", "refine", 3, order, 4096, benefit[order]),
         ]
 
     def load_units(
@@ -146,7 +146,7 @@ def test_what_the_acting_policy_wants_ahead_is_loaded_and_only_its_own_pages() -
     bench = Bench(act=True)
     visits(bench)
     assert bench.room.loaded
-    assert {kind for kind, _ in bench.room.loaded} == {"vectors"}
+    assert {kind for kind, _ in bench.room.loaded} == {"refine"}
     assert bench.placement.report().loaded_bytes == 4096 * len(bench.room.loaded)
 
 
