@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import structlog
 from numpy.typing import NDArray
 
 from stoker.errors import CorruptError, InputError
@@ -32,6 +33,8 @@ COUNT_MAX: Final = (1 << 32) - 2
 _CHECK_ROWS: Final = 65_536
 _LINK_ROWS: Final = 2_000
 _SEED: Final = 100
+
+log = structlog.get_logger(__name__)
 
 
 def check_vectors(vectors: Any) -> NDArray[Any]:
@@ -108,7 +111,7 @@ def build_segment(
         threads: Threads that link; None means one per processor.
         progress: Called with (what, done, total).
         graph_of: A sealed segment's folder whose rows ``vectors`` are, one for one: its links are
-            taken instead of made, and only the order of the rows is new.
+            taken instead of made, unless they are damaged, and only the order of the rows is new.
 
     Raises:
         InputError: see `check_vectors` and `ids.normalize_ids`; or ``path`` exists.
@@ -131,11 +134,10 @@ def build_segment(
     if len(array) == 0:
         return seal_graph(target, _empty_graph(array.shape[1], m), array, row_ids, metric=metric)
     if graph_of is not None:
-        graph = read_graph(Path(graph_of))
-        if (graph.count, graph.dim) != array.shape:
-            raise InputError(
-                f"{graph_of}: {graph.count} rows of {graph.dim}, the vectors are {array.shape}"
-            )
+        graph = _lent_graph(Path(graph_of), array.shape)
+    else:
+        graph = None
+    if graph is not None:
         return seal_graph(
             target,
             graph,
@@ -173,6 +175,18 @@ def build_segment(
         )
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _lent_graph(folder: Path, shape: tuple[int, ...]) -> HnswGraph | None:
+    """The graph of the segment in ``folder``; None where it is damaged: links can be made anew."""
+    try:
+        graph = read_graph(folder)
+    except CorruptError as error:
+        log.warning("index.links_made_anew", path=str(folder), reason=str(error))
+        return None
+    if (graph.count, graph.dim) != shape:
+        raise InputError(f"{folder}: {graph.count} rows of {graph.dim}, the vectors are {shape}")
+    return graph
 
 
 def _empty_graph(dim: int, m: int) -> HnswGraph:

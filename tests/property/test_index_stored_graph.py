@@ -89,6 +89,25 @@ def test_damaged_links_are_not_taken(tmp_path: Path) -> None:
         read_graph(tmp_path / "a")
 
 
+def test_a_merge_for_heat_alone_heals_damaged_links(tmp_path: Path) -> None:
+    folder = tmp_path / "c"
+    vectors = vectors_of(1_000, 24)
+    build_collection(folder, vectors, metric="l2", m=8, ef_construction=60)
+    with Collection(folder, mode="rw") as collection:
+        path = next((folder / "segments").iterdir()) / "links.stk"
+        raw = bytearray(path.read_bytes())
+        raw[len(raw) // 2] ^= 1
+        path.write_bytes(raw)
+        with pytest.raises(CorruptError):
+            read_graph(path.parent)
+        assert collection.merge(full=True, heat={1: 1.0}).rows == 1_000
+        collection.check()
+        read_graph(next((folder / "segments").iterdir()))
+        hits = collection.search(vectors, 1, ef=200)
+        assert np.mean(hits.ids[:, 0] == np.arange(1_000)) > 0.99
+        assert (hits.completeness == 1.0).all()
+
+
 def test_a_merge_for_heat_alone_keeps_the_links(tmp_path: Path) -> None:
     folder = tmp_path / "c"
     vectors = vectors_of(1_000, 24)
