@@ -133,10 +133,7 @@ def build_segment(
     started = time.monotonic()
     if len(array) == 0:
         return seal_graph(target, _empty_graph(array.shape[1], m), array, row_ids, metric=metric)
-    if graph_of is not None:
-        graph = _lent_graph(Path(graph_of), array.shape)
-    else:
-        graph = None
+    graph = _lent_graph(Path(graph_of), array.shape) if graph_of is not None else None
     if graph is not None:
         return seal_graph(
             target,
