@@ -85,3 +85,12 @@ def test_ablation(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
     assert all(0.0 <= share <= 1.0 for row in rows for share in row["coverage"])
     assert table[0]["regime"] in {"PIN", "EVICT", "SHARD"}
     assert len(covered) == 3
+
+
+def test_live_placement(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = load("bench_service_placement", monkeypatch)
+    monkeypatch.setattr(bench, "MODES", ("off", "observe"))
+    results = bench.run(500, 20, 0.0)
+    assert list(results) == ["off", "observe"]
+    assert results["off"]["accesses"] == results["off"]["skipped"] == 0
+    assert all(row["p99_ms"] >= row["p50_ms"] > 0.0 for row in results.values())
