@@ -281,19 +281,25 @@ class SessionForecast:
                 self._followers.spread(row, lively * by_rank, follow)
             self._companions.spread(row, 1.0, companions)
             self._companions.spread(row, by_rank, companions_rank)
-        for columns, values in (
+        # Rows of the change: what was asked for, then what that makes likelier.
+        place = {row: at for at, row in enumerate(amounts)}
+        onward = {r: lively * v for r, v in earlier.items() if r not in streak}
+        columns = (
             (_COMPANIONS, companions),
             (_COMPANIONS_RANK, companions_rank),
             (_FOLLOW, follow),
-            (_EARLIER, {r: lively * v for r, v in earlier.items() if r not in streak}),
-        ):
-            for row, value in values.items():
-                found = amounts.get(row)
-                if found is None:
-                    found = amounts[row] = np.zeros(len(_TERMS))
-                found[columns] += value
-        index = np.fromiter(amounts, dtype=np.int64, count=len(amounts))
-        matrix = np.array(list(amounts.values()))
+            (_EARLIER, onward),
+        )
+        for _, values in columns:
+            for row in values:
+                place.setdefault(row, len(place))
+        index = np.fromiter(place, dtype=np.int64, count=len(place))
+        matrix = np.zeros((len(place), len(_TERMS)))
+        matrix[: len(amounts)] = list(amounts.values())
+        for column, values in columns:
+            if values:
+                at = [place[row] for row in values]
+                matrix[at, column] += np.array(list(values.values()))[:, None]
         self._x[index] += matrix * grown
         if session is not None:
             self._remember(session, rows, earlier, streak, turns, index, matrix)
