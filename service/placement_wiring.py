@@ -43,6 +43,7 @@ log = structlog.get_logger(__name__)
 
 LEARNT_NAME = "placement.safetensors"
 _ROOM_KEYS_MIN = 256  # so that a small or empty index has something to compare
+_FORECAST_KEYS_MAX = 250_000
 _TICK_S = 0.1
 # Between two requests, so that a search never waits for the interpreter longer than for one.
 _PAUSE_S = 0.0005
@@ -138,7 +139,8 @@ class LivePlacement:
         Args:
             settings: Those of placement.
             room_keys: Passages that the policies may hold.
-            act: Whether what the acting policy wants ahead is loaded.
+            act: Whether the session forecast competes too, and what the acting policy wants ahead
+                is loaded.
             cpu_ratio_max: Share of one core that the thread may use.
             sources: The rooms to load from.
             demand_wait_us: Gives how long searches have waited for reads so far.
@@ -148,7 +150,11 @@ class LivePlacement:
         Raises:
             UnavailableError: Q-learning is to compete, and torch is not installed.
         """
-        self._policy = StokerPolicy(room_keys, settings)
+        # The session forecast takes ten times the CPU of all other candidates together, and only
+        # it wants anything ahead: it competes where that is loaded.
+        self._policy = StokerPolicy(
+            room_keys, settings, forecast_capacity_max=_FORECAST_KEYS_MAX if act else 0
+        )
         self._entropy = EntropyStreams()
         self._act = act
         self._cpu_ratio_max = cpu_ratio_max

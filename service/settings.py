@@ -182,7 +182,8 @@ class ServiceSettings:
         default="observe",
         metadata={
             "help": "the arena on live searches: observe compares policies and measures entropy; "
-            "act also loads ahead what the acting one wants, into free room; off spares the CPU"
+            "act lets the session forecast compete too, for ten times the CPU, and loads ahead "
+            "what the acting policy wants, into free room; off spares the CPU"
         },
     )
     placement_cpu_ratio_max: float = dataclasses.field(

@@ -85,8 +85,9 @@ class Bench:
         self.placement.tick()
 
 
-def test_what_searches_retrieve_is_compared_and_counted() -> None:
-    bench = Bench()
+@pytest.mark.parametrize("act", [False, True])
+def test_what_searches_retrieve_is_compared_and_counted(act: bool) -> None:
+    bench = Bench(act=act)
     assert bench.placement.report().acting == ""
     for _ in range(3):
         bench.search("p1", "p2", "p3", route="faq")
@@ -103,7 +104,7 @@ def test_what_searches_retrieve_is_compared_and_counted() -> None:
     assert report.regimes == {"pin": 0, "evict": 2, "shard": 0}
     why = bench.placement.explain("t", "p1")
     assert why["acting"] == report.acting
-    assert why["forecast"]
+    assert bool(why["forecast"]) == act  # without, the forecast does not compete
     assert why["qlearning"] is None
 
 
