@@ -139,7 +139,9 @@ def _rebuild_segments(
             if entry.name not in damaged:
                 healthy.append(_opened(folder, entry))
         placed += healthy
-        views = [open_segment_view(folder, generation, sealed, store) for sealed in healthy]
+        views = [
+            open_segment_view(folder, generation, sealed.entry, sealed, store) for sealed in healthy
+        ]
         # Segments whose ids are whole go first: what they hold needs no guessing, and the others
         # then take from the documents only what is nowhere else.
         salvaged = [

@@ -156,7 +156,10 @@ def open_view(
                     settings=settings,
                 )
             opened.append(known)
-        segments = tuple(open_segment_view(folder, generation, sealed, store) for sealed in opened)
+        segments = tuple(
+            open_segment_view(folder, generation, entry, sealed, store)
+            for entry, sealed in zip(generation.segments, opened, strict=True)
+        )
         delta = Delta(generation.dim, generation.metric)
         view = View(generation, segments, delta, delta.view(), generation.change_offset)
         if store is not None:
@@ -190,10 +193,17 @@ def folder_bytes(path: Path) -> int:
 
 
 def open_segment_view(
-    folder: Path, generation: Generation, sealed: SealedSegment, store: DocumentStore | None
+    folder: Path,
+    generation: Generation,
+    entry: SegmentEntry,
+    sealed: SealedSegment,
+    store: DocumentStore | None,
 ) -> SegmentView:
-    """Return an open segment with the rows that ``generation`` and the log know to be dead."""
-    dead = stored_dead(folder, generation, sealed.entry)
+    """Return an open segment with the rows that ``generation`` and the log know to be dead.
+
+    ``entry`` is the generation's own: a segment that serves on was opened by an older one's.
+    """
+    dead = stored_dead(folder, generation, entry)
     if dead is None:
         dead = _dead_from_log(sealed, store)
     rows = np.frombuffer(dead.to_array(), dtype=np.uint32).astype(np.int64)

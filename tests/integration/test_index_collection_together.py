@@ -112,3 +112,33 @@ def test_a_search_sees_every_call_whole(tmp_path: Path) -> None:
         assert collection.count == DOCUMENTS
         named = set(collection.segment_names)
     assert {entry.name for entry in (path / "segments").iterdir()} == named
+
+
+def test_a_reader_sees_the_dead_rows_of_segments_that_serve_on(tmp_path: Path) -> None:
+    vectors = np.random.default_rng(5).standard_normal((300, DIM)).astype(np.float32)
+    settings = IndexSettings(merge_rows=0)
+    create_collection(tmp_path / "c", dim=DIM, metric="l2")
+    with Collection(tmp_path / "c", mode="rw", settings=settings, engine=_engine()) as writer:
+        writer.upsert(list(range(300)), vectors)
+        writer.merge()
+    with (
+        Collection(tmp_path / "c", mode="rw", settings=settings, engine=_engine()) as writer,
+        Collection(tmp_path / "c", mode="r", settings=settings, engine=_engine()) as reader,
+    ):
+        alive = set(range(300))
+        for step in range(6):
+            moved, gone = [step, 10 + step, 299], 100 + step
+            writer.upsert(moved, vectors[moved] + np.float32(0.5))
+            writer.delete([gone])
+            alive.discard(gone)
+            if step % 3 == 1:
+                reader.refresh()  # the change first, the merge after it
+            kept = writer.segment_names[0]
+            writer.merge()
+            assert writer.segment_names[0] == kept
+            assert reader.refresh()
+            assert reader.generation == writer.generation
+            assert reader.count == len(alive)
+            found = reader.search(vectors[0], 400).ids
+            assert sorted(found[found >= 0].tolist()) == sorted(alive)
+            assert not reader.contains([gone]).any()
