@@ -242,19 +242,20 @@ class HeatGraph:
     def _add_links(self, tails: Ints, heads: Ints, times: Floats) -> None:
         if not len(tails):
             return
-        loose = tuple(
-            np.concatenate(pair) for pair in zip(self._loose, (tails, heads, times), strict=True)
-        )
-        at, whole = 0, len(tails) + len(self._loose[0])
-        while whole - at >= EDGE_BLOCK:
-            tails, heads, times = (column[at : at + EDGE_BLOCK] for column in loose)
+        tails = np.concatenate([self._loose[0], tails])
+        heads = np.concatenate([self._loose[1], heads])
+        times = np.concatenate([self._loose[2], times])
+        at = 0
+        while len(tails) - at >= EDGE_BLOCK:
+            end = at + EDGE_BLOCK
+            block = (tails[at:end], heads[at:end], times[at:end], np.ones(EDGE_BLOCK))
             if self._tracker is None:
-                self._edges.add(tails, heads, times, np.ones(EDGE_BLOCK))
+                self._edges.add(*block)
             else:
                 self._tracker.grow(len(self._keys))
-                self._tracker.add_edges(tails, heads, times, np.ones(EDGE_BLOCK))
-            at += EDGE_BLOCK
-        self._loose = (loose[0][at:], loose[1][at:], loose[2][at:])
+                self._tracker.add_edges(*block)
+            at = end
+        self._loose = (tails[at:], heads[at:], times[at:])
 
     def _count(self, numbers: Ints, sizes: Ints, moments: Floats, amounts: Floats) -> None:
         times = np.repeat(moments, sizes)

@@ -11,6 +11,7 @@ Algorithms 55 (2005), as `datasketches` has it; the decay, the floor and `raise_
 
 from __future__ import annotations
 
+import importlib
 import math
 from typing import Any
 
@@ -115,12 +116,10 @@ class TailSketch:
         Raises:
             SnapshotCorrupt: it has another number of buckets.
         """
-        import datasketches
-
         tail = TailSketch.__new__(TailSketch)
         tail._rate = 1.0 / half_life_s
         tail._buckets = buckets
-        tail._sketch = datasketches.count_min_sketch.deserialize(data.tobytes())
+        tail._sketch = _library().count_min_sketch.deserialize(data.tobytes())
         if (found := int(tail._sketch.num_buckets)) != buckets:
             raise SnapshotCorrupt(f"tail sketch has {found} buckets, settings say {buckets}")
         tail._landmark = -math.inf if values["landmark"] is None else float(values["landmark"])
@@ -129,7 +128,9 @@ class TailSketch:
 
 
 def _new_sketch(buckets: int) -> Any:
-    # Imported when the table first overflows: it takes 75 ms, and most heats never do.
-    import datasketches
+    return _library().count_min_sketch(_HASHES, buckets)
 
-    return datasketches.count_min_sketch(_HASHES, buckets)
+
+def _library() -> Any:
+    """`datasketches`, imported when a table first overflows: that takes 75 ms, and few ever do."""
+    return importlib.import_module("datasketches")

@@ -46,13 +46,14 @@ def level_order(
         rows_by_id: int64, shape (count,): the row of the 1st, 2nd, ... id.
     """
     m = manifest
+    links_per_page = m.levels[0].per_page
     upper_codes = -(-m.levels[1].count // m.code_per_page) if len(m.levels) > 1 else 0
     rows = rows_by_id.astype(np.int64)
     first = rows * m.vector_record_bytes // m.page_bytes
     last = ((rows + 1) * m.vector_record_bytes - 1) // m.page_bytes
     table = np.stack(
         [
-            _keys(_LINKS, rows // m.levels[0].per_page),
+            _keys(_LINKS, rows // links_per_page),
             _keys(_CODES, rows // m.code_per_page - upper_codes),
             _keys(_REFINE, rows // m.refine_per_page),
             _keys(_VECTORS, first),
