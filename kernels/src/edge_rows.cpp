@@ -1,6 +1,7 @@
 #include "stoker/edge_rows.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 
 #include "stoker/byte_hash.hpp"
@@ -46,6 +47,7 @@ std::vector<Pair> summed(const EdgeRows& table, const std::int64_t* tails,
       throw BadInput("edge " + std::to_string(tail) + " to " + std::to_string(head) + " among " +
                      std::to_string(table.rows) + " rows");
     }
+    if (std::isnan(weights[i])) throw BadInput("the weight of an edge is not a number");
     if (tail == head) continue;
     const std::uint64_t joined =
         (static_cast<std::uint64_t>(tail) << 32) | static_cast<std::uint64_t>(head);
@@ -92,7 +94,8 @@ void replace_weakest(const EdgeRows& table, std::int32_t tail, std::vector<Pair>
     }
     const double weight = std::min(std::min(least[0], least[1]), std::min(least[2], least[3]));
     std::size_t slot = 0;
-    while (weights[slot] != weight) ++slot;
+    // Bounded, since a table may come from a file: what is no number equals nothing.
+    while (slot + 1 < degree && weights[slot] != weight) ++slot;
     targets[slot] = edges[0].head;
     weights[slot] = edges[0].weight;
     return;

@@ -1,4 +1,6 @@
 // Envelopes into columns, keys into numbers, links into rows: the plain cases, and damaged bytes.
+#include <algorithm>
+#include <limits>
 #include <random>
 #include <string>
 #include <vector>
@@ -142,6 +144,14 @@ void test_edges() {
   CHECK(weights == (std::vector<double>{3.0, 0.0, 4.0, 0.0}));
   const std::int64_t outside[] = {2};
   CHECK_THROWS(add_edges(table, outside, heads, grown, 1), BadInput, "among 2 rows");
+  const double none = std::numeric_limits<double>::quiet_NaN();
+  CHECK_THROWS(add_edges(table, tails, heads, &none, 1), BadInput, "not a number");
+  weights.assign(4, none);   // a row from a hostile file: some slot is taken, none outside it
+  add_edges(table, tails, heads, grown, 1);
+  CHECK(targets == (std::vector<std::int32_t>{1, -1, 0, -1}));
+  targets.assign(4, -1);
+  add_edges(table, tails, heads, grown, 1);
+  CHECK(std::count(targets.begin(), targets.end(), 1) == 1);
 }
 
 }  // namespace
