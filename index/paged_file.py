@@ -236,7 +236,7 @@ class PagedFile:
         """
         info = self.info
         offset = info.table_offset
-        raw = np.fromfile(self.path, np.uint8, count=info.page_count * 4, offset=offset)
+        raw = self._read_many(offset, info.page_count * 4)
         if len(raw) != info.page_count * 4 or _core.crc32c(raw) != info.table_crc:
             raise SegmentFileCorrupt(
                 f"{self.path}: the checksum table at offset {offset} is damaged; "
@@ -261,7 +261,7 @@ class PagedFile:
         if count <= _FEW_PAGES:
             raw = self._read_few(offset, count * info.page_bytes)
         else:
-            raw = np.fromfile(self.path, np.uint8, count=count * info.page_bytes, offset=offset)
+            raw = self._read_many(offset, count * info.page_bytes)
         if len(raw) != count * info.page_bytes:
             raise SegmentFileCorrupt(
                 f"{self.path}: ends at offset {offset + len(raw)}, expected "
@@ -290,9 +290,18 @@ class PagedFile:
             finally:
                 os.close(file)
         except OSError as error:
-            raise SegmentFileCorrupt(
-                f"{self.path}: cannot be read at offset {offset}: {error}", path=self.path
-            ) from error
+            raise self._unreadable(offset, error) from error
+
+    def _read_many(self, offset: int, length: int) -> NDArray[np.uint8]:
+        try:
+            return np.fromfile(self.path, np.uint8, count=length, offset=offset)
+        except OSError as error:
+            raise self._unreadable(offset, error) from error
+
+    def _unreadable(self, offset: int, error: OSError) -> SegmentFileCorrupt:
+        return SegmentFileCorrupt(
+            f"{self.path}: cannot be read at offset {offset}: {error}", path=self.path
+        )
 
     def read_bytes(self) -> NDArray[np.uint8]:
         """A dense stream's bytes, all of them, checked: uint8, shape (record_count bytes,)."""
@@ -311,11 +320,8 @@ class PagedFile:
         damaged: list[int] = []
         for first in range(0, self.info.page_count, batch_pages):
             count = min(batch_pages, self.info.page_count - first)
-            raw = np.fromfile(
-                self.path,
-                np.uint8,
-                count=count * self.info.page_bytes,
-                offset=HEADER_BYTES + first * self.info.page_bytes,
+            raw = self._read_many(
+                HEADER_BYTES + first * self.info.page_bytes, count * self.info.page_bytes
             )
             pages = raw[: len(raw) // self.info.page_bytes * self.info.page_bytes]
             pages = pages.reshape(-1, self.info.page_bytes)

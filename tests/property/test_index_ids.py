@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from stoker.errors import CorruptError, InputError
-from stoker.index.ids import IdTable, normalize_ids, write_ids
+from stoker.index.ids import IdLayout, IdTable, normalize_ids, write_ids
+from stoker.index.paged_file import HEADER_BYTES, PagedFile, write_blob
 
 _INTS = st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=300, unique=True)
 _TEXTS = st.lists(st.text(min_size=1, max_size=40), min_size=1, max_size=300, unique=True).filter(
@@ -54,3 +56,52 @@ def test_damage_is_named_whether_few_rows_are_asked_for_or_all(tmp_path: Path) -
         with pytest.raises(CorruptError, match="page 0"):
             IdTable(path, layout, 5_000).ids_at(rows)
     assert IdTable(path, layout, 5_000).ids_at(np.array([4_999])).tolist() == [4_999]
+
+
+def refuses_everything(path: Path, layout: IdLayout, count: int) -> None:
+    """Each way to ask, of a table that has read nothing yet, ends in our own error."""
+    for ask in (
+        lambda table: table.ids_at(np.array([count - 1])),
+        lambda table: table.ids_at(np.arange(min(count, 100))),
+        lambda table: table.rows_of([1, "1"]),
+    ):
+        with pytest.raises(CorruptError, match=path.name):
+            ask(IdTable(path, layout, count))
+
+
+def test_bytes_that_no_page_holds_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "ids.stk"
+    layout, _ = write_ids(path, np.arange(2_000), page_bytes=4096)
+    # The header's own checksum holds, and its count is of bytes beyond the last page.
+    info = dataclasses.replace(PagedFile(path, kind="ids").info, record_count=16 * 100_000)
+    raw = path.read_bytes()
+    path.write_bytes(info.pack() + raw[HEADER_BYTES:])
+    refuses_everything(path, layout, 100_000)
+
+
+def test_a_file_that_has_gone_is_damage(tmp_path: Path) -> None:
+    path = tmp_path / "ids.stk"
+    for ask in (
+        lambda table: table.ids_at(np.array([7])),
+        lambda table: table.load(),
+        lambda table: table.rows_of([1]),
+        lambda table: table.file.damaged_pages(),
+    ):
+        layout, _ = write_ids(path, np.arange(2_000), page_bytes=4096)
+        table = IdTable(path, layout, 2_000)
+        path.unlink()
+        with pytest.raises(CorruptError, match=r"ids\.stk: cannot be read"):
+            ask(table)
+
+
+def test_empty_ids_of_a_hostile_file_read_alike(tmp_path: Path) -> None:
+    path = tmp_path / "ids.stk"
+    # The text, of which there is none, begins with a page.
+    count = 511
+    stream = np.zeros(8 * (count + 1) + 12 * count, np.uint8)
+    write_blob(path, stream, kind="ids", page_bytes=4096)
+    layout = IdLayout("str", "<u8", 0)
+    few = IdTable(path, layout, count).ids_at(np.array([0, count - 1]))
+    table = IdTable(path, layout, count)
+    table.load()
+    assert few.tolist() == table.ids_at(np.array([0, count - 1])).tolist() == ["", ""]
