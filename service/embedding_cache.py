@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +26,7 @@ from stoker.errors import UnavailableError
 _log = structlog.get_logger(__name__)
 
 _SCHEMA_VERSION = 1
+_BUSY_PAUSE_S = 0.01
 _LOOKUP_KEYS_MAX = 500
 _NORM_TOLERANCE = 1e-2
 
@@ -72,7 +74,7 @@ class EmbeddingCache:
     def _connect(self) -> sqlite3.Connection:
         db = sqlite3.connect(self._path, timeout=self._timeout_s, isolation_level=None)
         try:
-            db.execute("PRAGMA journal_mode=WAL")
+            self._turn_to_wal(db)
             db.execute("PRAGMA synchronous=NORMAL")
             (version,) = db.execute("PRAGMA user_version").fetchone()
             if version not in (0, _SCHEMA_VERSION):
@@ -90,6 +92,23 @@ class EmbeddingCache:
             db.close()
             raise
         return db
+
+    def _turn_to_wal(self, db: sqlite3.Connection) -> None:
+        """Have a log written ahead; waits for another process that does the same just now.
+
+        SQLite does not wait by itself for this one change: two who make a new file at once would
+        be told that it is locked.
+        """
+        end_s = time.monotonic() + self._timeout_s
+        while True:
+            try:
+                db.execute("PRAGMA journal_mode=WAL")
+                return
+            except sqlite3.OperationalError as error:
+                busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
+                if not busy or time.monotonic() >= end_s:
+                    raise
+                time.sleep(_BUSY_PAUSE_S)
 
     def get(self, model: str, texts: Sequence[str]) -> list[NDArray[np.float32] | None]:
         """Return each text's stored unit vector, or None where there is none (or a bad one)."""
