@@ -226,7 +226,8 @@ class IdTable:
         assert by_row is not None
         if self._layout.kind == "int":
             flat_rows = rows if rows.ndim == 2 else rows.reshape(1, -1)
-            ids: NDArray[np.int64] = _core.ids_of_rows(by_row, flat_rows)
+            ids = np.empty(flat_rows.shape, np.int64)
+            _core.ids_of_rows(by_row, flat_rows, ids)
             return ids if rows.ndim == 2 else ids.reshape(rows.shape)
         out = np.empty(rows.shape, object)
         flat = out.reshape(-1)

@@ -280,9 +280,14 @@ class Segment:
             )
         width = self._width(k, ef, recall_target)
         target = self._settings.recall_target if recall_target is None else recall_target
-        rows, scores, facts = self._native.search(
+        rows = np.empty((count, k), np.int64)
+        scores = np.empty((count, k), np.float32)
+        facts = np.empty((count, len(FACTS)), np.float64)
+        self._native.search(
             np.ascontiguousarray(queries, np.float32),
-            k=k,
+            rows,
+            scores,
+            facts,
             ef=width,
             rerank_target=min(target, 0.9999),
             # Coarse codes leave about twice as many candidates in doubt.

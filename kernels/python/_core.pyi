@@ -19,11 +19,11 @@ def first_unusable_row(vectors: Annotated[NDArray[numpy.float32], dict(shape=(No
     """
 
 @overload
-def ids_of_rows(ids: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], rows: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> NDArray[numpy.int64]:
-    """ids[rows] as int64, -1 where the row is negative."""
+def ids_of_rows(ids: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], rows: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu')]) -> None:
+    """Writes ids[rows] to `out`, -1 where the row is negative."""
 
 @overload
-def ids_of_rows(ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], rows: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> NDArray[numpy.int64]: ...
+def ids_of_rows(ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], rows: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu')]) -> None: ...
 
 def encode(vectors: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], *, seed: int, centre: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> tuple:
     """
@@ -121,9 +121,9 @@ class NativeSegment:
 
     def __init__(self, *, pool: object, layout: SegmentLayout, dim: int, seed: int, centre: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None: ...
 
-    def search(self, queries: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], *, k: int, ef: int, rerank_target: float, rerank_reads_max: int, read_vectors: bool, resident_only: bool, beam: int, deadline_s: float | None = None, allow: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, threads: int = 1, normalize: bool = False) -> tuple:
+    def search(self, queries: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], rows: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu')], scores: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], facts: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu')], *, ef: int, rerank_target: float, rerank_reads_max: int, read_vectors: bool, resident_only: bool, beam: int, deadline_s: float | None = None, allow: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, threads: int = 1, normalize: bool = False) -> None:
         """
-        Rows (-1 where there are fewer than k), scores (not-a-number there), and float64 facts per query: expected_recall, expanded, evaluated, skipped, exact, refined, damaged, rounds, pages_read, bytes_read, deadline_hit, scanned.
+        Fills, for each query, its k rows (int64; -1 where there are fewer), their scores (float32; not-a-number there), and float64 facts: expected_recall, expanded, evaluated, skipped, exact, refined, damaged, rounds, pages_read, bytes_read, deadline_hit, scanned.
         """
 
     def vectors(self, rows: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> tuple:

@@ -42,17 +42,18 @@ stoker::NeighborTable table_of(const Matrix<std::uint32_t>& ids,
 }
 
 template <typename Id>
-NumpyArray<std::int64_t> ids_of_rows(Vector<Id> ids, Matrix<std::int64_t> rows) {
+void ids_of_rows(Vector<Id> ids, Matrix<std::int64_t> rows, Output<std::int64_t> out) {
   const std::size_t count = rows.shape(0) * rows.shape(1);
-  Owned<std::int64_t> out(count);
+  if (out.shape(0) != rows.shape(0) || out.shape(1) != rows.shape(1)) {
+    throw stoker::BadInput("the array for ids has another shape than the rows");
+  }
   for (std::size_t i = 0; i < count; ++i) {
     const std::int64_t row = rows.data()[i];
     if (row >= static_cast<std::int64_t>(ids.shape(0))) {
       throw stoker::BadInput("row " + std::to_string(row) + " of " + std::to_string(ids.shape(0)));
     }
-    out.get()[i] = row < 0 ? -1 : static_cast<std::int64_t>(ids.data()[row]);
+    out.data()[i] = row < 0 ? -1 : static_cast<std::int64_t>(ids.data()[row]);
   }
-  return out.to_numpy({rows.shape(0), rows.shape(1)});
 }
 
 }  // namespace
@@ -108,9 +109,9 @@ NB_MODULE(_core, m) {
       },
       "vectors"_a,
       "The first row with a value that is not finite, or whose squared length is not; else -1.");
-  m.def("ids_of_rows", &ids_of_rows<std::uint32_t>, "ids"_a, "rows"_a,
-        "ids[rows] as int64, -1 where the row is negative.");
-  m.def("ids_of_rows", &ids_of_rows<std::int64_t>, "ids"_a, "rows"_a);
+  m.def("ids_of_rows", &ids_of_rows<std::uint32_t>, "ids"_a, "rows"_a, "out"_a,
+        "Writes ids[rows] to `out`, -1 where the row is negative.");
+  m.def("ids_of_rows", &ids_of_rows<std::int64_t>, "ids"_a, "rows"_a, "out"_a);
   m.def(
       "encode",
       [](Matrix<float> vectors, std::uint64_t seed, Vector<float> centre) {

@@ -42,15 +42,21 @@ class NativeSegment {
         quantizer_(dim, seed, check_centre(centre, dim)),
         searcher_(pool_, layout, quantizer_) {}
 
-  nb::tuple search(Matrix<float> queries, std::uint32_t k, std::uint32_t ef, float rerank_target,
-                   std::uint32_t rerank_reads_max, bool read_vectors, bool resident_only,
-                   std::uint32_t beam, std::optional<double> deadline_s,
-                   std::optional<Vector<std::uint8_t>> allow, unsigned threads, bool normalize) {
+  void search(Matrix<float> queries, Output<std::int64_t> rows, Output<float> scores,
+              Output<double> facts, std::uint32_t ef, float rerank_target,
+              std::uint32_t rerank_reads_max, bool read_vectors, bool resident_only,
+              std::uint32_t beam, std::optional<double> deadline_s,
+              std::optional<Vector<std::uint8_t>> allow, unsigned threads, bool normalize) {
     const stoker::SegmentLayout& layout = searcher_.layout();
     const std::size_t count = queries.shape(0);
     if (queries.shape(1) != layout.dim) {
       throw stoker::BadInput("query has " + std::to_string(queries.shape(1)) +
                              " dimensions, the index " + std::to_string(layout.dim));
+    }
+    const auto k = static_cast<std::uint32_t>(rows.shape(1));
+    if (rows.shape(0) != count || scores.shape(0) != count || scores.shape(1) != k ||
+        facts.shape(0) != count || facts.shape(1) != kFacts) {
+      throw stoker::BadInput("arrays for the answer have other shapes than the question");
     }
     stoker::SearchParams params;
     params.k = k;
@@ -74,9 +80,6 @@ class NativeSegment {
       }
       params.allow_count = set;
     }
-    Owned<std::int64_t> rows(count * k);
-    Owned<float> scores(count * k);
-    Owned<double> facts(count * kFacts);
     {
       const nb::gil_scoped_release release;
       const float* data = queries.data();
@@ -89,14 +92,14 @@ class NativeSegment {
           std::vector<float> unit;
           for (std::size_t i = next++; i < count && !failed; i = next++) {
             const float* query = check_query(data + i * layout.dim, layout.dim, i, normalize, unit);
-            float* score = scores.get() + i * k;
+            float* score = scores.data() + i * k;
             const stoker::QueryStats stats = searcher_.search(query, params, found.data(), score);
             for (std::uint32_t j = 0; j < k; ++j) {
               const bool here = found[j] != stoker::kNoRow;
-              rows.get()[i * k + j] = here ? static_cast<std::int64_t>(found[j]) : -1;
+              rows.data()[i * k + j] = here ? static_cast<std::int64_t>(found[j]) : -1;
               if (!here) score[j] = std::numeric_limits<float>::quiet_NaN();
             }
-            write_facts(stats, facts.get() + i * kFacts);
+            write_facts(stats, facts.data() + i * kFacts);
           }
         } catch (...) {
           if (!failed.exchange(true)) failure = std::current_exception();
@@ -109,8 +112,6 @@ class NativeSegment {
       for (std::thread& helper : helpers) helper.join();
       if (failure) std::rethrow_exception(failure);
     }
-    return nb::make_tuple(rows.to_numpy({count, k}), scores.to_numpy({count, k}),
-                          facts.to_numpy({count, kFacts}));
   }
 
   nb::tuple vectors(Vector<std::uint32_t> rows) {
@@ -261,13 +262,14 @@ void bind_segment(nb::module_& m) {
   nb::class_<NativeSegment>(m, "NativeSegment", "Search over a segment's pages in a pool.")
       .def(nb::init<nb::object, const SegmentLayout&, std::size_t, std::uint64_t, Vector<float>>(),
            nb::kw_only(), "pool"_a, "layout"_a, "dim"_a, "seed"_a, "centre"_a)
-      .def("search", &NativeSegment::search, "queries"_a, nb::kw_only(), "k"_a, "ef"_a,
-           "rerank_target"_a, "rerank_reads_max"_a, "read_vectors"_a, "resident_only"_a, "beam"_a,
-           "deadline_s"_a = nb::none(), "allow"_a = nb::none(), "threads"_a = 1,
-           "normalize"_a = false,
-           "Rows (-1 where there are fewer than k), scores (not-a-number there), and float64 facts "
-           "per query: expected_recall, expanded, evaluated, skipped, exact, refined, damaged, "
-           "rounds, pages_read, bytes_read, deadline_hit, scanned.")
+      .def("search", &NativeSegment::search, "queries"_a, "rows"_a, "scores"_a, "facts"_a,
+           nb::kw_only(), "ef"_a, "rerank_target"_a, "rerank_reads_max"_a, "read_vectors"_a,
+           "resident_only"_a, "beam"_a, "deadline_s"_a = nb::none(), "allow"_a = nb::none(),
+           "threads"_a = 1, "normalize"_a = false,
+           "Fills, for each query, its k rows (int64; -1 where there are fewer), their scores "
+           "(float32; not-a-number there), and float64 facts: expected_recall, expanded, "
+           "evaluated, skipped, exact, refined, damaged, rounds, pages_read, bytes_read, "
+           "deadline_hit, scanned.")
       .def("vectors", &NativeSegment::vectors, "rows"_a,
            "Exact vectors as float32, and how many could not be read (not-a-number).")
       .def("page_counts", &NativeSegment::page_counts,
