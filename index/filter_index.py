@@ -18,6 +18,7 @@ from stoker.errors import CorruptError
 from stoker.index.filters import All, Any_, Between, Equal, Exists, Fields, Filter, Kind, Not
 
 _MAGIC: Final = b"STKRFLT1"
+_NUMBER_KINDS: Final = ("n", "t", "w")
 
 
 class FilterIndexError(CorruptError):
@@ -86,7 +87,7 @@ class FilterIndex:
         numbers: dict[tuple[str, str], tuple[array.array[float], array.array[int]]] = {}
         for row, fields in rows:
             for key, values in fields.items():
-                if key[1] in ("n", "t", "w"):
+                if key[1] in _NUMBER_KINDS:
                     held, held_rows = numbers.setdefault(key, (array.array("d"), array.array("I")))
                     held.extend(values)
                     held_rows.extend([row] * len(values))
@@ -197,11 +198,15 @@ class FilterIndex:
 
         columns: dict[tuple[str, str], _Words | _Numbers] = {}
         for field, kind, values, length in header["columns"]:
+            if (values is None) != (kind in _NUMBER_KINDS):
+                raise ValueError(f"column {field!r}: kind {kind!r} has values of another")
             if values is None:
                 numbers = take("<f8", length)
                 column: _Words | _Numbers = _Numbers(numbers, take("<u4", length))
                 fine = bool((numbers[1:] >= numbers[:-1]).all())
             else:
+                if not all(isinstance(value, str) for value in values):
+                    raise ValueError(f"column {field!r}: a value is not text")
                 starts = take("<u4", len(values) + 1)
                 column = _Words(tuple(values), starts, take("<u4", length))
                 fine = bool((starts[1:] >= starts[:-1]).all()) and int(starts[-1]) == length
