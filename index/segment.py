@@ -49,6 +49,8 @@ EXACT_TARGET: Final = 0.99
 # Error of each estimate times the root of the dimension, for segments too small to measure: the
 # upper end of what was measured between 64 and 768 dimensions.
 _COARSE_ERROR: Final = 0.4
+# How much further from perfect than the target one query may expect to be without reading.
+_RERANK_SLACK: Final = 1.4
 # Threads per processor that share a batch whose queries are expected to read.
 _WAITING_FACTOR: Final = 4
 _CODE_ERROR: Final = 0.12
@@ -280,6 +282,10 @@ class Segment:
             )
         width = self._width(k, ef, recall_target)
         target = self._settings.recall_target if recall_target is None else recall_target
+        # The target is a mean over queries: one reads when its own expectation is further from
+        # perfect than that, by what the others make up for. The error model takes a coarse walk's
+        # candidates for all there are, so nothing is left to make up there.
+        slack = 1.0 if self.navigation_bits == 2 else _RERANK_SLACK
         rows = np.empty((count, k), np.int64)
         scores = np.empty((count, k), np.float32)
         facts = np.empty((count, len(FACTS)), np.float64)
@@ -289,7 +295,7 @@ class Segment:
             scores,
             facts,
             ef=width,
-            rerank_target=min(target, 0.9999),
+            rerank_target=min(max(1.0 - slack * (1.0 - target), 0.0), 0.9999),
             # Coarse codes leave about twice as many candidates in doubt.
             rerank_reads_max=max(self._settings.rerank_reads_max, 2 * k)
             * (2 if self.navigation_bits == 2 else 1),
