@@ -27,16 +27,15 @@ def golden_queries() -> NDArray[np.float32]:
     return np.random.default_rng(SEED + 1).integers(-8, 9, (5, 16)).astype(np.float32)
 
 
-def main() -> None:
+def make(folder: Path, vectors: NDArray[np.float32], queries: NDArray[np.float32]) -> None:
+    """Seal ``vectors`` at ``folder``, and write beside it what ``queries`` are answered."""
     from stoker.index.build import build_segment
     from stoker.index.segment import Segment
 
-    folder = Path(sys.argv[1])
-    vectors = golden_vectors()
     ids = [f"chunk-{i}" for i in range(len(vectors))]
     build_segment(folder, vectors, ids, metric="l2", m=8, ef_construction=50, threads=1)
     with Segment.open(folder) as segment:
-        hits = segment.search(golden_queries(), 5, ef=200, recall_target=1.0)
+        hits = segment.search(queries, 5, ef=200, recall_target=1.0)
         answer = {
             "ids": segment.ids_at(hits.rows).tolist(),
             "scores": [[float(v) for v in row] for row in hits.scores],
@@ -45,4 +44,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    make(Path(sys.argv[1]), golden_vectors(), golden_queries())

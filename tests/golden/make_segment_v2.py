@@ -1,16 +1,15 @@
 """Make the golden segment of format version 2: ``python tests/golden/make_segment_v2.py FOLDER``.
 
-Run once, when the version was new. Later readers must still read what it wrote, so it is run again
-only to make the golden segment of a *new* version, under a new name.
+As `make_segment_v1`, of vectors long enough for coarse codes.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
 import numpy as np
+from make_segment_v1 import make
 from numpy.typing import NDArray
 
 SEED = 20_261_130
@@ -27,22 +26,5 @@ def golden_queries() -> NDArray[np.float32]:
     return np.random.default_rng(SEED + 1).integers(-8, 9, (5, 80)).astype(np.float32)
 
 
-def main() -> None:
-    from stoker.index.build import build_segment
-    from stoker.index.segment import Segment
-
-    folder = Path(sys.argv[1])
-    vectors = golden_vectors()
-    ids = [f"chunk-{i}" for i in range(len(vectors))]
-    build_segment(folder, vectors, ids, metric="l2", m=8, ef_construction=50, threads=1)
-    with Segment.open(folder) as segment:
-        hits = segment.search(golden_queries(), 5, ef=200, recall_target=1.0)
-        answer = {
-            "ids": segment.ids_at(hits.rows).tolist(),
-            "scores": [[float(v) for v in row] for row in hits.scores],
-        }
-    folder.with_suffix(".json").write_text(json.dumps(answer, indent=1) + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    make(Path(sys.argv[1]), golden_vectors(), golden_queries())
