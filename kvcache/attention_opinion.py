@@ -12,7 +12,6 @@ training; ours takes the weights from the attention of the first token in the la
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.errors import InputError, UnavailableError
+from stoker.errors import InputError
+from stoker.kvcache.language_model import model_libraries
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -66,19 +66,12 @@ class AttentionReader:
     """
 
     def __init__(self, folder: Path) -> None:
-        os.environ.setdefault("HF_HUB_OFFLINE", "1")
-        try:
-            import torch
-            from transformers import AutoModel, AutoTokenizer
-        except ImportError as error:
-            raise UnavailableError(
-                "expected torch and transformers, found none: install stoker[models]"
-            ) from error
-        if not (folder / "config.json").is_file():
-            raise UnavailableError(f"{folder}: expected a model folder, found no config.json")
+        torch, transformers = model_libraries(folder)
         self._torch = torch
-        self._tokenizer: Any = AutoTokenizer.from_pretrained(str(folder))
-        model: Any = AutoModel.from_pretrained(str(folder), attn_implementation="eager")
+        self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(str(folder))
+        model: Any = transformers.AutoModel.from_pretrained(
+            str(folder), attn_implementation="eager"
+        )
         self._model = model.eval()
 
     def read(self, texts: Sequence[str]) -> list[TokenView]:

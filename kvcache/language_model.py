@@ -61,6 +61,25 @@ class Forward:
     cache: Any
 
 
+def model_libraries(folder: Path) -> tuple[Any, Any]:
+    """Return torch and transformers, which are to load the model in ``folder`` and fetch nothing.
+
+    Raises:
+        UnavailableError: one of them is not installed, or the folder has no model.
+    """
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    try:
+        import torch
+        import transformers
+    except ImportError as error:
+        raise UnavailableError(
+            "expected torch and transformers, found none: install stoker[models]"
+        ) from error
+    if not (folder / "config.json").is_file():
+        raise UnavailableError(f"{folder}: expected a model folder, found no config.json")
+    return torch, transformers
+
+
 class LanguageModel:
     """One loaded causal model. Not thread-safe; passes run under ``torch.inference_mode``.
 
@@ -72,19 +91,10 @@ class LanguageModel:
     """
 
     def __init__(self, folder: Path) -> None:
-        os.environ.setdefault("HF_HUB_OFFLINE", "1")
-        try:
-            import torch
-            from transformers import AutoModelForCausalLM, AutoTokenizer
-        except ImportError as error:
-            raise UnavailableError(
-                "expected torch and transformers, found none: install stoker[models]"
-            ) from error
-        if not (folder / "config.json").is_file():
-            raise UnavailableError(f"{folder}: expected a model folder, found no config.json")
+        torch, transformers = model_libraries(folder)
         self.torch = torch
-        self.tokenizer = AutoTokenizer.from_pretrained(str(folder))
-        model: Any = AutoModelForCausalLM.from_pretrained(
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder))
+        model: Any = transformers.AutoModelForCausalLM.from_pretrained(
             str(folder), dtype=torch.float32, attn_implementation="sdpa"
         )
         self.model = model.eval()
