@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,4 +64,6 @@ def memory_limit(limit_bytes: int, root: Path = ROOT) -> Iterator[MemoryGroup | 
                 group.rmdir()
                 break
             except OSError:
-                time.sleep(0.02)  # its last process is still leaving
+                time.sleep(0.02)  # its last process is still leaving: the kernel tells nobody when
+        else:
+            print(f"control group {group} could not be removed", file=sys.stderr)
