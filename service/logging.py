@@ -7,6 +7,7 @@ whoever logs them.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import sys
@@ -21,16 +22,27 @@ _SECRET_WORDS = ("api_key", "authorization", "bearer", "password", "secret")
 
 
 class _Stderr(io.TextIOBase):
-    """Standard error as it is when a line is written: programs put others in its place."""
+    """Standard error as it is when a line is written: programs put others in its place.
+
+    A line that cannot be written (its file's disk is full, its reader has gone, there is none) is
+    lost. It never raises: a server must not stop, nor answer 500, because nobody reads its log.
+    """
 
     def write(self, text: str) -> int:
-        return sys.stderr.write(text)
+        with contextlib.suppress(OSError, ValueError):  # ValueError: it was closed
+            if sys.stderr is not None:
+                sys.stderr.write(text)
+        return len(text)
 
     def flush(self) -> None:
-        sys.stderr.flush()
+        with contextlib.suppress(OSError, ValueError):
+            if sys.stderr is not None:
+                sys.stderr.flush()
 
     def isatty(self) -> bool:
-        return sys.stderr.isatty()
+        with contextlib.suppress(OSError, ValueError):
+            return sys.stderr is not None and sys.stderr.isatty()
+        return False
 
 
 def configure_logging(

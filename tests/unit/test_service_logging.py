@@ -105,3 +105,34 @@ def test_lines_of_libraries_take_the_same_form() -> None:
 
     (line,) = lines("json", write)
     assert json.loads(line)["event"] == "lost broker"
+
+
+class _Full(io.StringIO):
+    """Standard error on a disk that is full, or whose reader has gone."""
+
+    def write(self, text: str) -> int:
+        raise OSError(28, "No space left on device")
+
+    def flush(self) -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+
+def _closed() -> io.StringIO:
+    stream = io.StringIO()
+    stream.close()
+    return stream
+
+
+@pytest.mark.parametrize("broken", [_Full(), _closed(), None], ids=["full", "closed", "none"])
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_a_line_that_cannot_be_written_never_stops_the_work(
+    form: Literal["json", "text"], broken: io.StringIO | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stderr", broken)
+    configure_logging("info", form)
+    structlog.get_logger("test").warning("service.a_b")
+    logging.getLogger("library").error("of a library")
+    kept = io.StringIO()
+    monkeypatch.setattr("sys.stderr", kept)
+    structlog.get_logger("test").warning("service.c_d")
+    assert "service.c_d" in kept.getvalue()
