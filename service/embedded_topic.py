@@ -150,6 +150,12 @@ class EmbeddedTopic:
                 self._insert([entry for ticket in tickets for entry in ticket.entries])
         except (LogUnavailable, LogFull, CorruptError) as error:
             failure = error
+        except BaseException as error:
+            # Whatever it was, nothing was written: no caller who shares the sync may be told
+            # that it was.
+            failure = LogUnavailable(f"{self.path}: the shared append failed: {error!r}")
+            failure.__cause__ = error
+            raise
         finally:
             for ticket in tickets:
                 ticket.done = True
@@ -405,7 +411,7 @@ def translated(path: Path) -> Iterator[None]:
     """Turn SQLite's errors into ours, in one place."""
     try:
         yield
-    except sqlite3.DatabaseError as error:
+    except sqlite3.Error as error:
         name = getattr(error, "sqlite_errorname", "")
         if name.startswith("SQLITE_FULL"):
             raise LogFull(f"{path}: the disk is full") from error

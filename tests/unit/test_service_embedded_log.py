@@ -13,7 +13,7 @@ import structlog
 from stoker.errors import ConfigError, CorruptError, InputError
 from stoker.service.embedded_group import EmbeddedConsumer
 from stoker.service.embedded_log import EmbeddedLog
-from stoker.service.embedded_topic import EmbeddedOptions
+from stoker.service.embedded_topic import EmbeddedOptions, _Ticket
 from stoker.service.streams import (
     LogFull,
     LogUnavailable,
@@ -384,6 +384,51 @@ def test_threads_that_append_at_once_share_syncs_and_lose_nothing(tmp_path: Path
         own = [r.value for r in records if r.key == b"k%d" % name]
         assert own == [b"%d" % i for i in range(25)]
     consumer.close()
+    log.check()
+    log.close()
+
+
+def test_an_append_that_fails_in_any_way_is_acknowledged_to_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Callers who share another one's sync must not take its silence for success."""
+    log = EmbeddedLog(tmp_path)
+    log.ensure_topic(TopicSpec("t", partition_count=1))
+    topic = log.topic("t")
+    queued = threading.Semaphore(0)
+    insert = topic._insert
+
+    class Pending(list[_Ticket]):
+        def append(self, ticket: _Ticket) -> None:
+            super().append(ticket)
+            queued.release()
+
+    topic._pending = Pending()
+
+    def broken(entries: list[tuple[bytes, bytes | None]]) -> None:
+        insert(entries)
+        raise MemoryError("a fault of any other kind")
+
+    failures: list[BaseException] = []
+
+    def append(name: bytes) -> None:
+        try:
+            log.append("t", b"k", [name])
+        except (MemoryError, LogUnavailable) as error:
+            failures.append(error)
+
+    monkeypatch.setattr(topic, "_insert", broken)
+    threads = [threading.Thread(target=append, args=(name,)) for name in (b"one", b"two")]
+    with topic._write_lock:  # both have queued before either of them writes
+        for thread in threads:
+            thread.start()
+        assert all(queued.acquire(timeout=20) for _ in threads)
+    for thread in threads:
+        thread.join(20)
+    assert sorted(type(error).__name__ for error in failures) == ["LogUnavailable", "MemoryError"]
+    monkeypatch.undo()
+    assert log.offsets("t") == {0: (0, 0)}
+    log.append("t", b"k", [b"three"])
     log.check()
     log.close()
 
