@@ -29,7 +29,14 @@ from stoker.prefetch.event_batch import decode_batch
 from stoker.prefetch.events import EVENT_BYTES_MAX, Event, EventError, decode
 from stoker.service.dead_letters import DeadLetters
 from stoker.service.snapshot_file import read_snapshot, write_snapshot
-from stoker.service.streams import Consumer, EventLog, LogUnavailable, PartitionLost, Record
+from stoker.service.streams import (
+    Consumer,
+    EventLog,
+    LogFull,
+    LogUnavailable,
+    PartitionLost,
+    Record,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -181,7 +188,8 @@ class ConsumeLoop:
         """Do one turn; returns how many records were read.
 
         Raises:
-            LogUnavailable: the log is away; call again later. Nothing is lost.
+            LogUnavailable, LogFull: the log is away, or has no room for a member's lease; call
+                again later. Nothing is lost.
         """
         if self._consumer is None:
             self._consumer = self._log.consumer(self._topic, self._group, listener=self)
@@ -199,7 +207,7 @@ class ConsumeLoop:
         return len(records)
 
     def run(self, stop: threading.Event) -> None:
-        """Turn until `stop` is set, outliving a log that goes away; then save and leave."""
+        """Turn until `stop` is set, outliving a log that is away or full; then save and leave."""
         backoff_s = _BACKOFF_S_MIN
         lag_due_s = self._monotonic()
         try:
@@ -209,7 +217,7 @@ class ConsumeLoop:
                     if self._monotonic() >= lag_due_s:
                         lag_due_s = self._monotonic() + _LAG_S
                         self.measure_lag()
-                except LogUnavailable as error:
+                except (LogUnavailable, LogFull) as error:  # a member's lease takes room too
                     if self._away_since_s is None:
                         self._away_since_s = self._monotonic()
                         log.warning(
@@ -240,7 +248,7 @@ class ConsumeLoop:
         if self._consumer is not None and held:
             try:
                 self._consumer.commit(held)
-            except (PartitionLost, LogUnavailable) as error:
+            except (PartitionLost, LogUnavailable, LogFull) as error:
                 # The snapshot stands; the next one commits again, or the new owner goes on from
                 # what was committed before.
                 log.warning("service.commit_failed", topic=self._topic, reason=str(error))
@@ -292,7 +300,7 @@ class ConsumeLoop:
         if consumer is None:
             return
         # `partitions_revoked` saves and says what to commit.
-        with contextlib.suppress(LogUnavailable):
+        with contextlib.suppress(LogUnavailable, LogFull):
             consumer.close()
 
     def partitions_assigned(self, committed: Mapping[int, int | None]) -> Mapping[int, int | None]:

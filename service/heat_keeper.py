@@ -22,7 +22,7 @@ from stoker.service.dead_letters import DeadLetters
 from stoker.service.heat_sink import HeatSink
 from stoker.service.heat_topic import HeatPublisher, read_heat
 from stoker.service.snapshot_file import write_snapshot
-from stoker.service.streams import EventLog, LogUnavailable
+from stoker.service.streams import EventLog, LogFull, LogUnavailable
 
 log = structlog.get_logger(__name__)
 
@@ -163,18 +163,24 @@ class HeatKeeper:
         )
 
     def _run(self) -> None:
+        failed = False
         while not self._stop.is_set():
             try:
+                if failed:
+                    self._loop.close()
+                    self._loop = self._restored()
+                    failed = False
                 if self._heat_topic is not None and not self._snapshot_path.exists():
                     self._start_from_topic(*self._heat_topic)
                 self._catch_up()
                 self._loop.run(self._stop)
             except Exception:
-                # Searches go on without fresh heat; the thread must not die for good.
+                # Searches go on without fresh heat; the thread must not die for good, and so it
+                # is here that starting anew may fail too.
+                failed = True
                 self.restarts += 1
                 log.exception("service.heat_failed", restarts=self.restarts)
                 self._stop.wait(_RESTART_S)
-                self._loop = self._restored()
         self._caught_up.set()
 
     def _start_from_topic(self, heat_log: EventLog, topic: str) -> None:
@@ -221,7 +227,7 @@ class HeatKeeper:
             try:
                 self._loop.step(_FIRST_POLL_S)
                 known = self._loop.measure_lag()
-            except LogUnavailable:
+            except (LogUnavailable, LogFull):
                 return  # `run` says so, and goes on when the log is back
             stats = self._loop.stats()
             settled = stats.records > 0 or self._monotonic() - began >= _SETTLE_S

@@ -122,6 +122,7 @@ class Consumer(Protocol):
 
         Raises:
             LogUnavailable: the log cannot be read now; poll again later.
+            LogFull: there is no room to renew the member's lease; poll again later.
         """
         ...
 
@@ -130,7 +131,7 @@ class Consumer(Protocol):
 
         Raises:
             PartitionLost: a partition belongs to another member now; none was stored.
-            LogUnavailable: the log cannot be written now.
+            LogUnavailable, LogFull: the log cannot be written now.
         """
         ...
 

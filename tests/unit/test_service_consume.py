@@ -19,7 +19,7 @@ from stoker.service.dead_letters import DeadLetters
 from stoker.service.embedded_log import EmbeddedLog
 from stoker.service.embedded_topic import EmbeddedOptions
 from stoker.service.snapshot_file import read_snapshot, write_snapshot
-from stoker.service.streams import LogUnavailable, Record, TopicSpec
+from stoker.service.streams import LogFull, LogUnavailable, Record, TopicSpec
 
 
 class Clock:
@@ -330,6 +330,57 @@ def test_the_age_of_the_lag_grows_while_the_log_is_away(
     monkeypatch.setattr(stop, "wait", lambda _: ages.append(loop.stats().lag_age_s))
     loop.run(stop)
     assert ages[:3] == [30.0, 60.0, 90.0]
+
+
+@pytest.mark.parametrize("trouble", [LogUnavailable, LogFull])
+def test_a_log_that_is_away_or_full_is_outlived_and_said_once(
+    world: World, monkeypatch: pytest.MonkeyPatch, trouble: type[Exception]
+) -> None:
+    loop = world.loop()
+    world.add(used("a"))
+    loop.step(0.0)
+    consumer = loop._consumer
+    assert consumer is not None
+    stop = threading.Event()
+    poll, left = consumer.poll, iter(range(3))
+
+    def troubled(max_events: int, timeout_s: float) -> list[Record]:
+        if next(left, None) is not None:
+            raise trouble("no room for the lease")
+        stop.set()
+        return poll(max_events, timeout_s)
+
+    def refused(*_: Any) -> None:
+        raise trouble("no room")
+
+    world.add(used("b"))
+    monkeypatch.setattr(consumer, "poll", troubled)
+    monkeypatch.setattr(consumer, "commit", refused)
+    monkeypatch.setattr(stop, "wait", lambda _: None)
+    with structlog.testing.capture_logs() as lines:
+        loop.run(stop)
+    assert ids(loop) == ["a", "b"]
+    events = [line["event"] for line in lines if line["log_level"] != "error"]
+    assert events.count("service.consuming_stopped") == 1
+    assert events.count("service.consuming_resumed") == 1
+
+
+@pytest.mark.parametrize("trouble", [LogUnavailable, LogFull])
+def test_a_commit_that_finds_no_room_leaves_the_snapshot_standing(
+    world: World, monkeypatch: pytest.MonkeyPatch, trouble: type[Exception]
+) -> None:
+    loop = world.loop()
+    world.add(used("a"))
+    loop.step(0.0)
+
+    def refused(*_: Any) -> None:
+        raise trouble("no room")
+
+    monkeypatch.setattr(loop._consumer, "commit", refused)
+    assert loop.save()
+    monkeypatch.setattr(loop._consumer, "close", refused)
+    loop.close()
+    assert ids(world.loop()) == ["a"]
 
 
 def test_partitions_that_move_take_their_offsets_along(world: World) -> None:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
 
 from stoker.prefetch.events import SEARCH_PERFORMED, new_event
 from stoker.prefetch.settings import PrefetchSettings
-from stoker.service.consume import ConsumeOptions
+from stoker.service.consume import ConsumeLoop, ConsumeOptions
 from stoker.service.embedded_log import EmbeddedLog
 from stoker.service.heat_keeper import HeatKeeper
+from stoker.service.heat_sink import HeatSink
 from stoker.service.publisher import Publisher
 from stoker.service.streams import DEAD_LETTERS_TOPIC, EVENTS_TOPIC, TopicSpec
 
@@ -63,4 +68,34 @@ def test_a_replica_that_comes_back_is_given_its_snapshot_at_once(tmp_path: Path)
     # Nobody reads the log: to wait for it would take the whole time given.
     demand = again.demand_for_warmup(1.8e9 + COUNT, wait_s=3600.0)
     assert len(demand) == COUNT
+    log.close()
+
+
+def test_the_keeper_survives_a_failure_to_start_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fault, and then a snapshot that cannot be opened for a while: the heat comes back."""
+    log = _log(tmp_path, range(COUNT))
+    keeper = _keeper(log, tmp_path)
+    monkeypatch.setattr("stoker.service.heat_keeper._RESTART_S", 0.0)
+    apply_batch, restored = HeatSink.apply_batch, HeatKeeper._restored
+    faults, refusals = iter(range(1)), iter(range(2))
+
+    def faulty(sink: HeatSink, *args: Any, **named: Any) -> None:
+        if next(faults, None) is not None:
+            raise RuntimeError("a fault of the sink")
+        apply_batch(sink, *args, **named)
+
+    def refused(self: HeatKeeper) -> ConsumeLoop:
+        if next(refusals, None) is not None:
+            raise OSError(24, "Too many open files")
+        return restored(self)
+
+    monkeypatch.setattr(HeatSink, "apply_batch", faulty)
+    monkeypatch.setattr(HeatKeeper, "_restored", refused)
+    with structlog.testing.capture_logs():
+        keeper.start()
+        assert len(keeper.demand_for_warmup(1.8e9 + COUNT, wait_s=60.0)) == COUNT
+        assert keeper.stop(60.0)
+    assert keeper.restarts == 3
     log.close()
