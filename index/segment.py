@@ -51,6 +51,9 @@ EXACT_TARGET: Final = 0.99
 _COARSE_ERROR: Final = 0.4
 # How much further from perfect than the target one query may expect to be without reading.
 _RERANK_SLACK: Final = 1.4
+# And how much further while earlier queries have been so much surer that the mean holds all the
+# same; half of what the target may lose is the re-rank's, as in `_width`.
+_RERANK_CEILING: Final = 3.0
 # Threads per processor that share a batch whose queries are expected to read.
 _WAITING_FACTOR: Final = 4
 _CODE_ERROR: Final = 0.12
@@ -296,6 +299,8 @@ class Segment:
             facts,
             ef=width,
             rerank_target=min(max(1.0 - slack * (1.0 - target), 0.0), 0.9999),
+            mean_loss=0.0 if self.navigation_bits == 2 else (1.0 - target) / 2.0,
+            loss_ceiling=min(_RERANK_CEILING * (1.0 - target), 1.0),
             # Coarse codes leave about twice as many candidates in doubt.
             rerank_reads_max=max(self._settings.rerank_reads_max, 2 * k)
             * (2 if self.navigation_bits == 2 else 1),

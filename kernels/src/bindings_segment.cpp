@@ -44,8 +44,9 @@ class NativeSegment {
 
   void search(Matrix<float> queries, Output<std::int64_t> rows, Output<float> scores,
               Output<double> facts, std::uint32_t ef, float rerank_target,
-              std::uint32_t rerank_reads_max, bool read_vectors, bool resident_only,
-              std::uint32_t beam, std::optional<double> deadline_s,
+              float mean_loss, float loss_ceiling, std::uint32_t rerank_reads_max,
+              bool read_vectors, bool resident_only, std::uint32_t beam,
+              std::optional<double> deadline_s,
               std::optional<Vector<std::uint8_t>> allow, unsigned threads, bool normalize) {
     const stoker::SegmentLayout& layout = searcher_.layout();
     const std::size_t count = queries.shape(0);
@@ -62,6 +63,8 @@ class NativeSegment {
     params.k = k;
     params.ef = ef;
     params.rerank_target = rerank_target;
+    params.mean_loss = mean_loss;
+    params.loss_ceiling = loss_ceiling;
     params.rerank_reads_max = rerank_reads_max;
     params.read_vectors = read_vectors;
     params.resident_only = resident_only;
@@ -263,9 +266,9 @@ void bind_segment(nb::module_& m) {
       .def(nb::init<nb::object, const SegmentLayout&, std::size_t, std::uint64_t, Vector<float>>(),
            nb::kw_only(), "pool"_a, "layout"_a, "dim"_a, "seed"_a, "centre"_a)
       .def("search", &NativeSegment::search, "queries"_a, "rows"_a, "scores"_a, "facts"_a,
-           nb::kw_only(), "ef"_a, "rerank_target"_a, "rerank_reads_max"_a, "read_vectors"_a,
-           "resident_only"_a, "beam"_a, "deadline_s"_a = nb::none(), "allow"_a = nb::none(),
-           "threads"_a = 1, "normalize"_a = false,
+           nb::kw_only(), "ef"_a, "rerank_target"_a, "mean_loss"_a, "loss_ceiling"_a,
+           "rerank_reads_max"_a, "read_vectors"_a, "resident_only"_a, "beam"_a,
+           "deadline_s"_a = nb::none(), "allow"_a = nb::none(), "threads"_a = 1, "normalize"_a = false,
            "Fills, for each query, its k rows (int64; -1 where there are fewer), their scores "
            "(float32; not-a-number there), and float64 facts: expected_recall, expanded, "
            "evaluated, skipped, exact, refined, damaged, rounds, pages_read, bytes_read, "

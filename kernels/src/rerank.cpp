@@ -289,9 +289,13 @@ void Walk::answer(std::uint32_t* rows, float* scores) {
   const double loss_max = (1.0 - static_cast<double>(params_.rerank_target)) *
                           static_cast<double>(k);
   double loss = expected_loss(list, count, k);
+  const double share = static_cast<double>(k);
+  const bool let_off = loss > loss_max && loss <= params_.loss_ceiling * share && may_read() &&
+                       !params_.read_vectors &&
+                       searcher_.credit_.spend(loss / share, params_.mean_loss);
   // What is read moves the border, and may leave others in doubt: hence the second helping.
   for (const Grade grade : {Grade::code, Grade::refined, Grade::refined}) {
-    if (grade <= codes_.grade || loss <= loss_max || !may_read()) continue;
+    if (grade <= codes_.grade || loss <= loss_max || let_off || !may_read()) continue;
     read_planes(list, count, k, loss_max, grade);
     std::sort(list.begin(), end(), nearer);
     loss = expected_loss(list, count, k);
@@ -301,8 +305,13 @@ void Walk::answer(std::uint32_t* rows, float* scores) {
     std::sort(list.begin(), end(), nearer);
     loss = expected_loss(list, count, k);
   }
-  stats_.expected_recall =
-      static_cast<float>(std::max(0.0, 1.0 - loss / static_cast<double>(k)));
+  // One that could read nothing says nothing about what the others may do without.
+  if (let_off) {
+    searcher_.credit_.settle(0, params_.mean_loss);
+  } else if (reading_) {
+    searcher_.credit_.settle(loss / share, params_.mean_loss);
+  }
+  stats_.expected_recall = static_cast<float>(std::max(0.0, 1.0 - loss / share));
   for (std::size_t i = 0; i < k; ++i) {
     rows[i] = list[i].row;
     scores[i] = layout_.metric == Metric::l2

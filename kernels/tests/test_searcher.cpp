@@ -307,6 +307,38 @@ void threads_agree(std::mt19937& rng) {
   f.pool.check();
 }
 
+// Where most pages are resident, what some queries lack is made up for by the others: fewer reads,
+// and the mean of what is expected stays within what the target allows.
+void the_mean_lets_some_off(std::mt19937& rng) {
+  const auto queries = Fixture::make(400, 48, rng);
+  std::uint64_t pages[2];
+  double mean[2] = {0, 0};
+  for (const bool together : {false, true}) {
+    std::mt19937 same(7);
+    Fixture f(2000, 48, false, 70 * kPage, same);
+    Searcher searcher(f.pool, f.layout, f.quantizer);
+    SearchParams params;
+    params.ef = 100;
+    params.rerank_target = 0.96f;
+    params.mean_loss = together ? 0.05f : 0;
+    params.loss_ceiling = 0.3f;
+    std::vector<std::uint32_t> rows(params.k);
+    std::vector<float> scores(params.k);
+    pages[together] = 0;
+    for (std::size_t i = 0; i < 400; ++i) {
+      const QueryStats stats =
+          searcher.search(queries.data() + i * 48, params, rows.data(), scores.data());
+      pages[together] += stats.pages_read;
+      mean[together] += stats.expected_recall / 400.0;
+    }
+  }
+  std::printf("alone: %llu pages at %.4f; together: %llu at %.4f\n",
+              static_cast<unsigned long long>(pages[0]), mean[0],
+              static_cast<unsigned long long>(pages[1]), mean[1]);
+  CHECK(pages[1] < 0.9 * static_cast<double>(pages[0]));
+  CHECK(mean[1] < mean[0] && mean[1] > 1 - 0.05 * (1 + LossCredit::kCreditMax / 400));
+}
+
 void layouts_are_checked(std::mt19937& rng) {
   Fixture f(100, 16, false, 4096 * kPage, rng);
   auto refuses = [&](auto change, const char* part) {
@@ -341,6 +373,7 @@ int main() {
   hostile_links_do_not_crash(rng);
   for (const bool l2 : {false, true}) hostile_vectors_keep_the_estimate(l2, rng);
   threads_agree(rng);
+  the_mean_lets_some_off(rng);
   layouts_are_checked(rng);
   return 0;
 }

@@ -11,6 +11,7 @@
 #include <mutex>
 #include <vector>
 
+#include "stoker/loss_credit.hpp"
 #include "stoker/page_pool.hpp"
 #include "stoker/quantizer.hpp"
 #include "stoker/simd.hpp"
@@ -101,6 +102,11 @@ struct SearchParams {
   // Expected share of the true k among the answer, given that the walk has found them; the
   // re-rank reads pages from the device until the estimate reaches it.
   float rerank_target = 0.98f;
+  // What the re-rank may lose in the mean over queries, as a share of the true k: a query that
+  // expects to lose more than the target allows, but no more than `loss_ceiling`, is let off
+  // reading while earlier ones have been that much surer. 0: every query stands alone.
+  float mean_loss = 0;
+  float loss_ceiling = 0;
   std::uint32_t rerank_reads_max = 20;
   bool read_vectors = false;        // score the answer, and what is contested, by full vectors
   bool resident_only = false;       // read nothing at all
@@ -166,6 +172,7 @@ class Searcher {
   const Kernels& kernels_;
   std::atomic<std::uint64_t> hits_{0};
   std::atomic<std::uint64_t> misses_{0};
+  LossCredit credit_;
   std::mutex scratch_mutex_;
   std::vector<std::unique_ptr<Scratch>> scratch_;   // bounded by the number of concurrent searches
 };

@@ -1,0 +1,57 @@
+// Keeps a mean over queries, so that the odd doubtful one need not wait for the device.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cmath>
+#include <cstddef>
+
+namespace stoker {
+
+// A recall target is a mean. Queries that end surer than it earns what others may then lack: a token
+// bucket (as ATM's leaky bucket, ITU-T I.371) whose tokens are expected loss, in units of the loss
+// that the mean allows. Over any run of n queries at about one target, those that were let off
+// lose at most n + kCreditMax units in all, so the mean stays within (1 + kCreditMax / n) times what
+// is allowed. Targets whose allowances differ by more than a factor of about 1.4 keep separate
+// buckets: a lenient caller earns nothing for a strict one. Thread-safe.
+class LossCredit {
+ public:
+  static constexpr double kCreditMax = 32;
+
+  // Whether a query that expects to lose `loss` may be let off; takes its price if so.
+  bool spend(double loss, double allowed) noexcept {
+    if (!(allowed > 0) || !(loss >= 0)) return false;
+    std::atomic<double>& credit = bucket(allowed);
+    const double price = loss / allowed;
+    double now = credit.load(std::memory_order_relaxed);
+    while (now >= price) {
+      if (credit.compare_exchange_weak(now, now - price, std::memory_order_relaxed)) return true;
+    }
+    return false;
+  }
+
+  // A query was answered, and expects to lose `loss`, which has not been paid for by spend().
+  void settle(double loss, double allowed) noexcept {
+    if (!(allowed > 0) || !(loss >= 0)) return;
+    std::atomic<double>& credit = bucket(allowed);
+    const double gain = 1.0 - loss / allowed;
+    double now = credit.load(std::memory_order_relaxed);
+    double next;
+    do {
+      next = std::min(std::max(now + gain, 0.0), kCreditMax);
+    } while (next != now &&
+             !credit.compare_exchange_weak(now, next, std::memory_order_relaxed));
+  }
+
+ private:
+  std::atomic<double>& bucket(double allowed) noexcept {
+    const double octave = -2.0 * std::log2(std::min(allowed, 1.0));
+    const auto at = static_cast<std::size_t>(std::min(std::max(octave, 0.0), 31.0));
+    return credit_[at];
+  }
+
+  std::array<std::atomic<double>, 32> credit_{};
+};
+
+}  // namespace stoker

@@ -1,0 +1,108 @@
+// What is let off was earned: over any run the tokens spent never exceed those that queries brought
+// in, at once from several threads too, and a lenient target earns nothing for a strict one.
+#include <cstdio>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "check.hpp"
+#include "stoker/loss_credit.hpp"
+
+using namespace stoker;
+
+namespace {
+
+void spends_what_was_earned(std::mt19937& rng) {
+  for (const double allowed : {0.25, 0.025, 0.0025}) {
+    LossCredit credit;
+    std::uniform_real_distribution<double> kind(0, 1);
+    double lost = 0;
+    std::size_t queries = 0;
+    std::size_t let_off = 0;
+    for (int i = 0; i < 20'000; ++i) {
+      // Most are sure, some are in doubt; now and then a long run of doubt, then of sureness.
+      const double doubtful = i / 2'000 % 2 == 0 ? 0.02 : 0.6;
+      const double loss = kind(rng) < doubtful ? allowed * (1 + 5 * kind(rng))
+                                               : allowed * 0.5 * kind(rng);
+      ++queries;
+      if (loss > allowed && credit.spend(loss, allowed)) {
+        credit.settle(0, allowed);
+        lost += loss;
+        ++let_off;
+      } else {
+        // One that reads ends sure.
+        credit.settle(std::min(loss, allowed * 0.5), allowed);
+      }
+      CHECK(lost <= allowed * static_cast<double>(queries) * (1 + 1e-9));
+    }
+    std::printf("allowed %.4f: %zu of %zu let off, mean loss of those %.5f a query\n", allowed,
+                let_off, queries, lost / static_cast<double>(queries));
+    CHECK(let_off > 100);
+  }
+}
+
+void begins_with_nothing_and_forgets(std::mt19937&) {
+  LossCredit credit;
+  CHECK(!credit.spend(0.05, 0.025));
+  for (int i = 0; i < 10'000; ++i) credit.settle(0, 0.025);
+  // A long sure time buys no more than the bucket holds.
+  std::size_t bought = 0;
+  while (credit.spend(0.05, 0.025)) ++bought;
+  CHECK(bought == static_cast<std::size_t>(LossCredit::kCreditMax / 2));
+  for (int i = 0; i < 10'000; ++i) credit.settle(1, 0.025);   // nor is there debt for ever
+  for (int i = 0; i < 3; ++i) credit.settle(0, 0.025);
+  CHECK(credit.spend(0.05, 0.025));
+}
+
+void keeps_targets_apart(std::mt19937&) {
+  LossCredit credit;
+  for (int i = 0; i < 1'000; ++i) credit.settle(0, 0.1);
+  CHECK(!credit.spend(0.011, 0.01));
+  CHECK(credit.spend(0.11, 0.1));
+  for (const double odd : {0.0, -1.0, std::nan("")}) {
+    credit.settle(0, odd);
+    CHECK(!credit.spend(0, odd));
+    CHECK(!credit.spend(odd == 0.0 ? std::nan("") : odd, 0.1));
+  }
+  for (const double allowed : {1e-300, 1e-9, 1.0, 7.0}) {   // beyond the table's ends
+    for (int i = 0; i < 10; ++i) credit.settle(0, allowed);
+    CHECK(credit.spend(allowed, allowed));
+  }
+}
+
+void threads_share_it(std::mt19937&) {
+  LossCredit credit;
+  constexpr double kAllowed = 0.125;   // sums of these are exact
+  constexpr int kEach = 50'000;
+  std::vector<std::size_t> let_off(4, 0);
+  std::vector<std::thread> threads;
+  for (std::size_t t = 0; t < let_off.size(); ++t) {
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < kEach; ++i) {
+        const bool off = credit.spend(2 * kAllowed, kAllowed);
+        let_off[t] += off ? 1 : 0;
+        credit.settle(off ? 0 : kAllowed, kAllowed);
+        if (i % 3 == 0) credit.settle(0, kAllowed);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  std::size_t spent = 0;
+  for (const std::size_t part : let_off) spent += 2 * part;
+  const std::size_t earned = let_off.size() * ((kEach + 2) / 3) + spent / 2;
+  CHECK(spent <= earned);
+  CHECK(spent > earned / 2);
+}
+
+}  // namespace
+
+int main() {
+  const unsigned seed = 20261129;
+  std::printf("seed %u\n", seed);
+  std::mt19937 rng(seed);
+  spends_what_was_earned(rng);
+  begins_with_nothing_and_forgets(rng);
+  keeps_targets_apart(rng);
+  threads_share_it(rng);
+  return 0;
+}
