@@ -128,6 +128,13 @@ class ServiceSettings:
         default=60_000,
         metadata={"help": "longest deadline a request may ask for, ms; bounds what it holds"},
     )
+    connection_idle_s: float = dataclasses.field(
+        default=75.0,
+        metadata={
+            "help": "how long a connection may stay open without a whole request, s; above the 60 "
+            "of usual load balancers, so that it is they who close first"
+        },
+    )
     write_deadline_s: float = dataclasses.field(
         default=30.0,
         metadata={"help": "how long a write may wait for the disk or the broker, s"},
@@ -359,6 +366,7 @@ class ServiceSettings:
             if getattr(self, name) < 1:
                 raise ConfigError(f"service.{name} is {getattr(self, name)}; it must be at least 1")
         for name in (
+            "connection_idle_s",
             "write_deadline_s",
             "drain_s",
             "snapshot_s",
@@ -505,8 +513,10 @@ def _masked(value: Any) -> Any:
 
 
 # Names in the environment that start with STOKER_ and are not settings: the configuration file's
-# own name, and what builds, clients, tests and benchmarks read.
-_ENVIRONMENT_FREE = re.compile(r"STOKER_(CONFIG|BUILD_|SANITIZE|TEST_|BENCH_|DEMO_|FAILPOINT)")
+# own name, and what clients, the native core, builds, tests and benchmarks read.
+_ENVIRONMENT_FREE = re.compile(
+    r"STOKER_(CONFIG|CLIENT_|SIMD|MODEL_CACHE|BUILD_|SANITIZE|TEST_|BENCH_|DEMO_|FAILPOINT)"
+)
 
 
 def load_config(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any, Literal
 
@@ -99,6 +100,21 @@ def test_an_unknown_name_in_the_environment_names_the_nearest() -> None:
         load_config(environment={"STOKER_SERVCE_PORT": "1"})
     # Names for builds and tests are no settings; other programs' names are none of our business.
     load_config(environment={"STOKER_TEST_DATA": "x", "STOKERX": "y", "PATH": "z"})
+
+
+def test_what_else_reads_the_environment_may_stand_in_it() -> None:
+    """A name that a part of Stoker reads must not keep a server from starting."""
+    root = Path(__file__).parents[2]
+    read = re.compile(r"(?:environ(?:\.get)?|getenv)[\[(]\"(STOKER_[A-Z_]+)\"")
+    names = {
+        name
+        for folder in ("service", "prefetch", "index", "kvcache", "kernels", "tests")
+        for path in (root / folder).rglob("*")
+        if path.suffix in (".py", ".cpp", ".hpp") and path.is_file()
+        for name in read.findall(path.read_text(encoding="utf-8"))
+    }
+    assert {"STOKER_CLIENT_KEY", "STOKER_CLIENT_URL", "STOKER_SIMD"} <= names
+    load_config(environment=dict.fromkeys(names, ""))
 
 
 def test_an_unknown_flag_names_the_nearest() -> None:
