@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import hashlib
 import hmac
+import logging
 import os
 import re
 import signal
@@ -24,9 +26,9 @@ from typing import Any
 
 import orjson
 import structlog
-from aiohttp import web
+from aiohttp import http_exceptions, web
 
-from stoker.errors import StokerError
+from stoker.errors import StokerError, UnavailableError
 from stoker.service import (
     routes_documents,
     routes_events,
@@ -58,6 +60,7 @@ _OPEN_PATHS = frozenset({"/livez", "/readyz", "/metrics", "/openapi.json"})
 
 def make_app(engine: Engine, settings: ServiceSettings) -> web.Application:
     """Build the application around an engine; the caller closes the engine."""
+    logging.getLogger("aiohttp.server").addFilter(_OUR_FAULTS)
     app = web.Application(
         client_max_size=settings.body_bytes_max,
         middlewares=[_make_edge(engine, settings), _make_gate(settings)],
@@ -73,6 +76,21 @@ def make_app(engine: Engine, settings: ServiceSettings) -> web.Application:
     ):
         routes.add_routes(app)
     return app
+
+
+class _OurFaults(logging.Filter):
+    """Keeps what is no HTTP out of the error log: a port scan must not fill it with tracebacks."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if not isinstance(error, (http_exceptions.HttpProcessingError, web.RequestPayloadError)):
+            return True
+        # Its text quotes what was sent, which may be half of a header with a key.
+        log.debug("service.request_malformed", reason=type(error).__name__)
+        return False
+
+
+_OUR_FAULTS = _OurFaults()
 
 
 def search_thread_count(settings: ServiceSettings) -> int:
@@ -226,7 +244,8 @@ def _make_gate(settings: ServiceSettings) -> Any:
 
 
 def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode()).digest()
+    # A header may hold any bytes; those that are no UTF-8 come as surrogates.
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
 async def serve(
@@ -240,15 +259,27 @@ async def serve(
 
     Args:
         listening: Called once with the host and the real port, when the port is open.
+
+    Raises:
+        UnavailableError: the address cannot be listened on; names it and the settings.
     """
     stop = asyncio.Event() if stop is None else stop
     loop = asyncio.get_running_loop()
     app = make_app(engine, settings)
-    runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
+    runner = web.AppRunner(
+        app,
+        access_log=None,
+        handle_signals=False,
+        shutdown_timeout=1.0,
+        keepalive_timeout=settings.connection_idle_s,
+    )
     try:
         await runner.setup()
         site = web.TCPSite(runner, settings.host, settings.port, reuse_address=True)
-        await site.start()
+        try:
+            await site.start()
+        except OSError as error:
+            raise _not_listening(settings, error) from error
         engine.start()  # after the port is ours: a server that cannot listen has nothing to warm
         for signal_number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signal_number, stop.set)
@@ -258,6 +289,18 @@ async def serve(
     finally:
         await runner.cleanup()
         await asyncio.to_thread(engine.close)
+
+
+def _not_listening(settings: ServiceSettings, error: OSError) -> UnavailableError:
+    # asyncio's own text names the address only; a name that cannot be resolved has no errno's text.
+    if error.errno is not None and error.errno in errno.errorcode:
+        reason = os.strerror(error.errno)
+    else:
+        reason = error.strerror or str(error)
+    return UnavailableError(
+        f"cannot listen on {settings.host}, port {settings.port}: {reason}; stop what uses it, or "
+        "set service.host and service.port (0 takes a free port) to others"
+    )
 
 
 async def _drain(

@@ -88,7 +88,7 @@ async def read_body(request: web.Request, types: frozenset[str] = JSON_TYPES) ->
 
     Raises:
         MediaTypeUnsupported: its type is not one of ``types``.
-        RequestError: it did not arrive in time, or breaks off.
+        RequestError: it did not arrive in time, breaks off, or is not what its headers say.
     """
     if request.body_exists and request.content_type not in types:
         raise MediaTypeUnsupported(
@@ -101,6 +101,8 @@ async def read_body(request: web.Request, types: frozenset[str] = JSON_TYPES) ->
             return await request.read()
     except TimeoutError as error:
         raise RequestError(f"the body did not arrive within {seconds:g} s", where="body") from error
+    except web.RequestPayloadError as error:
+        raise RequestError(f"the body cannot be read: {error}", where="body") from error
     except ConnectionError as error:
         raise RequestError("the connection broke off within the body", where="body") from error
 

@@ -31,6 +31,7 @@ from stoker.service.settings import ServiceSettings, StokerConfig
 KEY_A = "key-of-tenant-a-0123456789"
 KEY_B = "key-of-tenant-b-0123456789"
 KEY_OPERATOR = "key-of-operator-0123456789"
+AUTHORIZED = f"\r\nAuthorization: Bearer {KEY_A}".encode()
 
 
 class StubEngine:
@@ -223,6 +224,36 @@ async def test_errors_of_the_engine(start: Start, error: Exception, status: int,
     assert ("Retry-After" in response.headers) is (status == 503)
     page = await (await client.get("/livez")).text()
     assert page
+
+
+async def test_no_bytes_of_a_client_are_a_fault_of_ours(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever sends what makes no sense is told so; the error log is for our own faults."""
+    client, _ = await start(api_keys={"a": KEY_A})
+    server = client.server
+    assert server is not None
+    assert server.port is not None
+    for head, body, status in (
+        (b"POST /v1/search HTTP/1.1\r\nAuthorization: Bearer \xff\xfe\xc3\x28", b"", 401),
+        (b"POST /v1/search HTTP/1.1\r\nAuthorization: \xff", b"", 401),
+        (b"POST /v1/search HTTP/1.1\r\nContent-Encoding: gzip" + AUTHORIZED, b"no gzip", 400),
+        (b"POST /v1/search HTTP/1.1\r\nContent-Type: \xff/\xff" + AUTHORIZED, b"{}", 415),
+        (b"POST /v1/search HTTP/1.1\r\nContent-Length: 5" + AUTHORIZED, b"{}", 400),
+        (b"DELETE /v1/documents/x?tennant=a HTTP/1.1" + AUTHORIZED, b"", 400),
+        (b"DELETE /v1/documents/%00 HTTP/1.1" + AUTHORIZED, b"", 400),
+        (b"NO HTTP AT ALL", b"", 400),
+        (b"GET /livez HTTP/1.1\r\nX: " + b"x" * 10_000, b"", 400),
+    ):
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        length = b"\r\nContent-Length: %d" % len(body) if body else b""
+        writer.write(head + length + b"\r\nHost: a\r\nConnection: close\r\n\r\n" + body)
+        first = await reader.readline()
+        assert first.split()[1] == b"%d" % status, (head, first)
+        await reader.read()
+        writer.close()
+        await writer.wait_closed()
+    assert [record.getMessage() for record in caplog.records] == []
 
 
 async def test_keys_decide_the_tenant(start: Start) -> None:

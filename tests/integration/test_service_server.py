@@ -528,7 +528,11 @@ def test_a_second_server_on_one_folder_is_refused(started: Any) -> None:
         (["/no/such/index"], 3, "no such folder"),
         (["{index}", "--set", "service.prt=1"], 2, "did you mean service.port"),
         (["{index}", "--host", "0.0.0.0"], 2, "service.api_keys"),
-        (["{index}", "--port", "{used}"], 1, "address already in use"),
+        (
+            ["{index}", "--port", "{used}"],
+            4,
+            "in use; stop what uses it, or set service.host",
+        ),
         (["{index}", "--warm", "some"], 2, "invalid choice"),
     ],
 )
