@@ -89,16 +89,9 @@ def parse_json(raw: bytes) -> Any:
 def parse_search(raw: bytes, settings: ServiceSettings) -> SearchRequest:
     """Read the body of POST /v1/search. Raises RequestError that names the member."""
     members = _Members(parse_json(raw), "")
-    text = members.text("text", QUERY_LENGTH_MAX)
-    vector = members.vector("vector")
-    if (text is None) == (vector is None):
-        found = "neither" if text is None else "both"
-        raise RequestError(f"expected exactly one of text and vector, found {found}", where="/text")
-    if text is not None and not text.strip():
-        raise RequestError("expected a text that is not blank", where="/text")
     request = SearchRequest(
-        text=text,
-        vector=vector,
+        text=members.text("text", QUERY_LENGTH_MAX),
+        vector=members.vector("vector"),
         k=members.integer("k", 1, settings.k_max, 10),
         filters=members.mapping("filters"),
         tenant=members.name("tenant", TENANT_BYTES_MAX),
@@ -113,7 +106,12 @@ def parse_search(raw: bytes, settings: ServiceSettings) -> SearchRequest:
         include_text=members.boolean("include_text", True),
         include_metadata=members.boolean("include_metadata", True),
     )
-    members.close()
+    members.close()  # first: a `vectr` is the better explanation of a missing vector
+    if (request.text is None) == (request.vector is None):
+        found = "neither" if request.text is None else "both"
+        raise RequestError(f"expected exactly one of text and vector, found {found}", where="/text")
+    if request.text is not None and not request.text.strip():
+        raise RequestError("expected a text that is not blank", where="/text")
     return request
 
 
@@ -145,17 +143,28 @@ def parse_documents(
 
 def _document(members: _Members) -> DocumentRow:
     document_id = members.name("id", ID_BYTES_MAX)
-    if document_id is None:
-        raise RequestError("id is missing", where=f"{members.pointer}/id")
     text = members.text("text", TEXT_LENGTH_MAX)
     vector = members.vector("vector")
+    metadata = members.mapping("metadata") or {}
+    members.close()
+    if document_id is None:
+        raise RequestError("id is missing", where=f"{members.pointer}/id")
     if vector is None and (text is None or not text.strip()):
         raise RequestError(
             "expected a vector, or a text to make one from", where=f"{members.pointer}/text"
         )
-    document = DocumentRow(document_id, text, vector, members.mapping("metadata") or {})
+    return DocumentRow(document_id, text, vector, metadata)
+
+
+def parse_delete(query: Mapping[str, str]) -> str | None:
+    """Read the query of DELETE /v1/documents/{id}: the tenant it names.
+
+    A parameter that is spelled wrong is refused, or another tenant's document would be deleted.
+    """
+    members = _Members(dict(query), "")
+    tenant = members.name("tenant", TENANT_BYTES_MAX)
     members.close()
-    return document
+    return tenant
 
 
 def parse_events(raw: bytes, settings: ServiceSettings, *, tenant: str) -> tuple[Event, ...]:
@@ -210,6 +219,10 @@ def check_name(value: str, what: str, bytes_max: int, *, where: str) -> str:
     if not 1 <= size <= bytes_max:
         raise RequestError(
             f"{what}: expected 1 to {bytes_max} bytes of UTF-8, found {size}", where=where
+        )
+    if "\0" in value or "\x1f" in value:
+        raise RequestError(
+            f"{what}: expected neither NUL nor unit separator, found {value!r}", where=where
         )
     return value
 

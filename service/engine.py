@@ -11,6 +11,7 @@ every answer says so; nothing is silently narrower.
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -58,6 +59,7 @@ from stoker.service.problems import (
 )
 from stoker.service.reuse_front import ReuseFront
 from stoker.service.settings import StokerConfig
+from stoker.service.streams import LogFull
 from stoker.service.warmup import WarmupRunner
 
 log = structlog.get_logger(__name__)
@@ -65,6 +67,7 @@ log = structlog.get_logger(__name__)
 Vector = NDArray[np.float32]
 
 _STOP_S = 10.0
+_WHOLE = re.compile(r"0|-?[1-9][0-9]{0,18}")
 _EVENT_CHUNKS = 1_000
 
 
@@ -359,15 +362,20 @@ class Engine:
         )
 
     def _index_id(self, document_id: str) -> int | str:
-        """Return an id as the index spells it. Raises RequestError where it cannot be one."""
+        """Return an id as the index spells it. Raises RequestError where it cannot be one.
+
+        Only the one spelling that answers have is taken: with "007" or "1_000" a caller would
+        write one document and ask for another, and heat would be kept under a name of no document.
+        """
         if self._index.id_kind != "int":
             return document_id
-        try:
-            return int(document_id)
-        except ValueError as error:
+        if not _WHOLE.fullmatch(document_id):
             raise RequestError(
-                f"id: the ids of this index are whole numbers, found {document_id!r}", where="id"
-            ) from error
+                "id: the ids of this index are whole numbers of 64 bits, written like 17 or -3; "
+                f"found {document_id!r}",
+                where="id",
+            )
+        return int(document_id)
 
     # -- writing ---------------------------------------------------------------------------
 
@@ -460,14 +468,16 @@ class Engine:
         Raises:
             EventError: an event is longer than the log takes.
             FeatureOff: this engine has no event log.
-            LogUnavailable, LogFull: nothing was acknowledged.
+            StorageFull: no room; nothing was acknowledged.
+            LogUnavailable: the log is away; nothing was acknowledged.
         """
         publisher = self._parts.publisher
         if publisher is None:
             raise FeatureOff(
                 f"this server keeps no events: {self._parts.off.get('events', 'not configured')}"
             )
-        publisher.publish(events)
+        with _writing():
+            publisher.publish(events)
         self.metrics.events_accepted.inc(len(events))
 
     def _offer_search(
@@ -625,7 +635,7 @@ def _writing() -> Iterator[None]:
     """Say "storage full" where a write finds no room, which is not the same as "busy"."""
     try:
         yield
-    except (DocumentsFull, NoRoom) as error:
+    except (DocumentsFull, NoRoom, LogFull) as error:
         raise StorageFull(str(error)) from error
 
 

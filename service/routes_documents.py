@@ -9,9 +9,9 @@ from aiohttp import web
 from stoker.service.answers import WriteAnswer
 from stoker.service.bodies import (
     ID_BYTES_MAX,
-    TENANT_BYTES_MAX,
     DocumentRow,
     check_name,
+    parse_delete,
     parse_documents,
 )
 from stoker.service.engine import Engine
@@ -48,10 +48,7 @@ async def _upsert(request: web.Request) -> web.StreamResponse:
 async def _delete(request: web.Request) -> web.StreamResponse:
     engine = request.app[ENGINE]
     document_id = check_name(request.match_info["id"], "id", ID_BYTES_MAX, where="id")
-    named = request.query.get("tenant")
-    if named is not None:
-        check_name(named, "tenant", TENANT_BYTES_MAX, where="tenant")
-    tenant = tenant_of(request, named)
+    tenant = tenant_of(request, parse_delete(request.query))
     count = await request.app[LANES].write.run(
         engine.config.service.write_deadline_s,
         lambda _left_s: engine.delete(tenant, document_id),

@@ -13,6 +13,7 @@ from stoker.index.document_values import check_id, check_tenant
 from stoker.service.bodies import (
     ID_BYTES_MAX,
     TENANT_BYTES_MAX,
+    parse_delete,
     parse_documents,
     parse_events,
     parse_search,
@@ -69,6 +70,8 @@ def test_a_search_by_vector_is_float32() -> None:
         ({"text": "a", "recall_target": 1.1}, "/recall_target"),
         ({"text": "a", "filters": [1]}, "/filters"),
         ({"text": "a", "tenant": ""}, "/tenant"),
+        ({"text": "a", "tenant": "a\0b"}, "/tenant"),
+        ({"vectr": [1]}, "/vectr"),
         ({"text": "a", "session": "s" * 257}, "/session"),
         ({"text": "a", "include_text": 1}, "/include_text"),
         ({"text": "a", "filter": {}}, "/filter"),
@@ -97,6 +100,22 @@ def test_a_longer_deadline_than_the_server_allows_is_shortened() -> None:
 def test_an_unknown_member_names_the_nearest() -> None:
     with pytest.raises(RequestError, match="did you mean 'filters'"):
         parse_search(dumps({"text": "a", "filter": {}}), SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("query", "where"),
+    [
+        ({"tennant": "a"}, "/tennant"),
+        ({"tenant": ""}, "/tenant"),
+        ({"tenant": "é" * 65}, "/tenant"),
+    ],
+)
+def test_a_delete_never_guesses_whose_document_is_meant(query: dict[str, str], where: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse_delete(query)
+    assert caught.value.where == where
+    assert parse_delete({"tenant": "a"}) == "a"
+    assert parse_delete({}) is None
 
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"\xff", b"NaN", b'{"text": NaN}'])

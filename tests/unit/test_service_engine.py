@@ -36,7 +36,7 @@ from stoker.service.problems import (
 )
 from stoker.service.publisher import Publisher
 from stoker.service.settings import ServiceSettings, StokerConfig
-from stoker.service.streams import DEAD_LETTERS_TOPIC, EVENTS_TOPIC, TopicSpec
+from stoker.service.streams import DEAD_LETTERS_TOPIC, EVENTS_TOPIC, LogFull, TopicSpec
 from stoker.service.text_model import TextModel
 from stoker.service.warmup import read_receipt
 
@@ -469,6 +469,20 @@ def test_integer_ids_are_spelled_as_text_outside() -> None:
         bench.engine.delete("a", "x17")
 
 
+@pytest.mark.parametrize(
+    "spelled", ["017", "+17", " 17", "17 ", "1_7", "-0", "1٧", "17.0", "0x11", "", "1" * 5_000]
+)
+def test_an_integer_id_has_one_spelling(spelled: str) -> None:
+    """Two spellings of one id would be two names in events and heat, and one document."""
+    bench = Bench()
+    bench.index.id_kind = "int"
+    bench.put("a", "17")
+    for act in (lambda: bench.put("a", spelled), lambda: bench.engine.delete("a", spelled)):
+        with pytest.raises(RequestError, match="whole numbers"):
+            act()
+    assert ids(bench.find()) == ["17"]
+
+
 def test_searches_and_changes_become_events(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.put("a", "x")
@@ -495,6 +509,23 @@ def test_a_search_does_not_fail_by_its_event(tmp_path: Path) -> None:
     bench.parts.event_log.close()
     assert ids(bench.find()) == ["x"]
     assert ids(bench.find(text=None, session="s" * 300)) == ["x"]
+
+
+def test_a_log_without_room_is_told_as_full_storage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tmp_path)
+    event = new_event("stoker.result.used.v1", tenant="a", chunk_ids=["x"], time_s=1.8e9)
+
+    def full(*_: Any) -> None:
+        raise LogFull("the disk is full")
+
+    monkeypatch.setattr(bench.parts.event_log, "append_batch", full)
+    with pytest.raises(StorageFull, match="the disk is full"):
+        bench.engine.append_events([event])
+    monkeypatch.undo()
+    bench.engine.append_events([event])
+    assert [event.id for event in bench.published()] == [event.id]
 
 
 def test_clients_events_are_durable_or_refused(tmp_path: Path) -> None:
