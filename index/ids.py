@@ -164,6 +164,7 @@ class IdTable:
         self._count = count
         self._by_row: NDArray[Any] | None = None
         self._text = b""
+        self._read_bytes = 0
         self._checksums: NDArray[np.uint32] | None = None
         self._reverse: tuple[NDArray[np.uint64], NDArray[np.uint32]] | None = None
         width = np.dtype(layout.by_row_dtype).itemsize
@@ -193,13 +194,19 @@ class IdTable:
         if self._checksums is None:
             self._checksums = self.file.checksums()
         pages = self.file.read(first, count, self._checksums).reshape(-1)
+        self._read_bytes += len(pages)
         at = start - first * info.page_bytes
         return pages[at : at + length]
 
-    def load(self) -> int:
-        """Bring the row-to-id table into memory now. Returns the bytes read."""
+    def take_read_bytes(self) -> int:
+        """Bytes read from the file since this was last asked."""
+        read, self._read_bytes = self._read_bytes, 0
+        return read
+
+    def load(self) -> None:
+        """Bring the row-to-id table into memory now."""
         if self._by_row is not None:
-            return 0
+            return
         raw = self._range(0, self._by_row_bytes + self._layout.text_bytes)
         by_row = raw[: self._by_row_bytes].view(self._layout.by_row_dtype)
         if self._layout.kind == "str":
@@ -215,7 +222,6 @@ class IdTable:
                 )
             self._text = text
         self._by_row = by_row
-        return len(raw)
 
     def ids_at(self, rows: NDArray[np.int64]) -> NDArray[Any]:
         """Ids of rows of any shape; -1, or None, where the row is -1."""
@@ -293,28 +299,41 @@ class IdTable:
                     f"{self.file.path}: a row number exceeds {self._count}", path=self.file.path
                 )
             self._reverse = (keys, order)
-        keys, order = self._reverse
         if self._layout.kind == "int":
-            usable = [
-                i
-                for i, v in enumerate(ids)
-                if isinstance(v, int | np.integer) and _is_int64(int(v))
-            ]
-            wanted = np.fromiter((int(ids[i]) for i in usable), np.int64, len(usable)).view(
-                np.uint64
-            )
-        else:
-            usable = [i for i, v in enumerate(ids) if isinstance(v, str) and _is_encodable(v)]
-            wanted = np.fromiter((_hash(str(ids[i])) for i in usable), np.uint64, len(usable))
-        at = np.searchsorted(keys, wanted)
-        for i, position, key in zip(usable, at, wanted, strict=True):
+            return self._rows_of_numbers(ids, rows)
+        return self._rows_of_texts(ids, rows)
+
+    def _rows_of_numbers(
+        self, ids: Sequence[Any] | NDArray[Any], rows: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        assert self._reverse is not None
+        keys, order = self._reverse
+        usable = [
+            i for i, v in enumerate(ids) if isinstance(v, int | np.integer) and _is_int64(int(v))
+        ]
+        wanted = np.fromiter((int(ids[i]) for i in usable), np.int64, len(usable)).view(np.uint64)
+        at = np.minimum(np.searchsorted(keys, wanted), self._count - 1)
+        # A number is its own key, so equal keys are equal ids.
+        rows[usable] = np.where(keys[at] == wanted, order[at].astype(np.int64), -1)
+        return rows
+
+    def _rows_of_texts(
+        self, ids: Sequence[Any] | NDArray[Any], rows: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        assert self._reverse is not None
+        keys, order = self._reverse
+        usable = [i for i, v in enumerate(ids) if isinstance(v, str) and _is_encodable(v)]
+        wanted = np.fromiter((_hash(str(ids[i])) for i in usable), np.uint64, len(usable))
+        first = np.searchsorted(keys, wanted, "left").tolist()
+        stop = np.searchsorted(keys, wanted, "right").tolist()
+        if len(usable) > _FEW_ROWS:
+            self.load()  # one long read, in place of two short ones for each
+        for i, start, end in zip(usable, first, stop, strict=True):
             # Equal hashes of different strings are told apart by the strings themselves.
-            while position < self._count and keys[position] == key:
-                row = int(order[position])
+            for row in order[start:end].tolist():
                 if self.ids_at(np.array([row]))[0] == ids[i]:
                     rows[i] = row
                     break
-                position += 1
         return rows
 
 

@@ -458,7 +458,10 @@ class Segment:
         )
         if kind != "upper":
             return counts
-        return dataclasses.replace(counts, bytes_read=counts.bytes_read + self.ids.load())
+        self.ids.load()
+        return dataclasses.replace(
+            counts, bytes_read=counts.bytes_read + self.ids.take_read_bytes()
+        )
 
     def resident_count(self, kind: str, units: NDArray[np.uint32]) -> int:
         """How many of the given pages of a kind are in memory now, from the pool's tables."""

@@ -40,10 +40,37 @@ def test_a_few_rows_read_from_their_own_pages_are_those_of_the_table(
         assert found.reshape(-1).tolist() == want
     with pytest.raises(InputError, match="row"):
         table.ids_at(np.array([len(ids)]))
-    assert table.load() > 0
+    assert table.take_read_bytes() > 0
+    table.load()
+    assert table.take_read_bytes() >= layout.text_bytes + 4 * len(ids)
+    table.load()
+    assert table.take_read_bytes() == 0
     everything = np.arange(-1, len(ids))
     assert table.ids_at(everything).tolist()[1:] == ids
     np.testing.assert_array_equal(table.rows_of(ids), np.arange(len(ids)))
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    ids=_INTS | _TEXTS,
+    asked=st.lists(st.integers(-(2**70), 2**70) | st.text(max_size=40) | st.none(), max_size=40),
+    seed=st.integers(0, 2**16),
+)
+def test_rows_of_ids_are_those_of_a_dictionary(
+    tmp_path_factory: pytest.TempPathFactory, ids: list[Any], asked: list[Any], seed: int
+) -> None:
+    path = tmp_path_factory.mktemp("ids") / "ids.stk"
+    layout, _ = write_ids(path, normalize_ids(ids, len(ids)), page_bytes=4096)
+    rng = np.random.default_rng(seed)
+    known = [ids[place] for place in rng.integers(0, len(ids), rng.integers(0, 60)).tolist()]
+    wanted = [*known, *asked, *known[:3]]
+    rows = {name: row for row, name in enumerate(ids)}
+    # One at a time, and many at once, each on a table that has read nothing yet.
+    few = IdTable(path, layout, len(ids))
+    many = IdTable(path, layout, len(ids))
+    want = [rows.get(name, -1) for name in wanted]
+    assert [int(few.rows_of([name])[0]) for name in wanted] == want
+    assert many.rows_of(wanted).tolist() == want
 
 
 def test_damage_is_named_whether_few_rows_are_asked_for_or_all(tmp_path: Path) -> None:
