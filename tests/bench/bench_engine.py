@@ -121,7 +121,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--count", type=int, default=100_000, help="vectors")
     add("--dim", type=int, default=REAL_DIM, help="dimensions")
-    add("--pads", choices=PADS, default="spread", help="how vectors are generated")
+    add("--pads", choices=PADS, default="local", help="how vectors are generated")
     add("--queries", type=int, default=2_000, help="in each stream")
     add("--repeats", type=int, default=3)
     add("--peers", default=",".join(PEERS))
