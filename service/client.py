@@ -17,7 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from stoker.errors import InputError, UnavailableError
 from stoker.service.answers import (
@@ -27,11 +27,12 @@ from stoker.service.answers import (
     WarmupStatus,
     WriteAnswer,
 )
-from stoker.service.problems import NotReady, ServerUnreachable, ServiceError
+from stoker.service.problems import ServerUnreachable, ServiceError
 from stoker.service.wire import (
     Attempts,
     Call,
     Document,
+    ReadyWait,
     Reply,
     RetryPolicy,
     delete_call,
@@ -55,7 +56,8 @@ DEFAULT_URL = "http://127.0.0.1:8080"
 _USER_AGENT = "stoker-sdk/1"
 _IDLE_S_MAX = 15.0
 _READ_BYTES = 1 << 16
-_POLL_S = 0.05
+# Of the client's deadline, for the server; the rest is for its answer to come back in.
+_SEARCH_SHARE = 0.9
 
 
 class _Base:
@@ -80,22 +82,25 @@ class _Base:
             retries: None takes `RetryPolicy()`.
 
         Raises:
-            InputError: ``url`` is no http or https URL, or ``deadline_s`` is not above 0.
+            InputError: ``url`` is no http or https URL, ``key`` does not fit a header, or
+                ``deadline_s`` is not above 0.
         """
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise InputError(f"url: expected http://HOST:PORT or https://HOST:PORT, found {url!r}")
         if not deadline_s > 0:
             raise InputError(f"deadline_s must be above 0, found {deadline_s}")
         self.url = url.rstrip("/")
         self.tenant = tenant
         self.deadline_s = deadline_s
-        self._parts = parts
-        self._prefix = parts.path.rstrip("/")
+        self._parts = _split_url(url)
+        self._prefix = self._parts.path.rstrip("/")
         self._retries = RetryPolicy() if retries is None else retries
         self._headers = {"User-Agent": _USER_AGENT, "Accept": "application/json"}
         if key is not None:
-            self._headers["Authorization"] = f"Bearer {key}"
+            self._headers["Authorization"] = f"Bearer {_checked_key(key)}"
+        self._begin()
+
+    def _begin(self) -> None:
+        """Make what this kind of client keeps between calls."""
+        raise NotImplementedError
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r}, tenant={self.tenant!r})"  # never the key
@@ -123,23 +128,40 @@ class _Base:
 
     def _search(self, deadline_ms: int | None, members: Mapping[str, Any]) -> Call[SearchAnswer]:
         if deadline_ms is None:
-            deadline_ms = max(1, int(self.deadline_s * 1e3))
+            deadline_ms = max(1, int(self.deadline_s * 1e3 * _SEARCH_SHARE))
         return search_call(tenant=self.tenant, deadline_ms=deadline_ms, **members)
+
+    def _warmup_patience(self, deadline_s: float | None, wait: bool) -> float | None:
+        return deadline_s + self.deadline_s if wait and deadline_s is not None else None
+
+
+def _split_url(url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+        port = parts.port  # looked at, it is checked
+    except ValueError as error:
+        raise InputError(f"url: {error}") from error
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+        raise InputError(f"url: expected http://HOST:PORT or https://HOST:PORT, found {url!r}")
+    if parts.username is not None or parts.query or parts.fragment:
+        # Not shown: a password may be in it.
+        raise InputError("url: expected no user, query or fragment; a key is given as `key`")
+    return parts
+
+
+def _checked_key(key: str) -> str:
+    if not key or not key.isascii() or not key.isprintable() or " " in key:
+        raise InputError(
+            f"key: expected printable ASCII without a space, found {len(key)} characters of which "
+            "some are not (a line's end, perhaps)"
+        )
+    return key
 
 
 class Client(_Base):
     """A client for programs with threads; several threads may share one."""
 
-    def __init__(
-        self,
-        url: str = DEFAULT_URL,
-        *,
-        key: str | None = None,
-        tenant: str | None = None,
-        deadline_s: float = 10.0,
-        retries: RetryPolicy | None = None,
-    ) -> None:
-        super().__init__(url, key=key, tenant=tenant, deadline_s=deadline_s, retries=retries)
+    def _begin(self) -> None:
         self._idle: list[tuple[float, http.client.HTTPConnection]] = []
         self._lock = threading.Lock()
         self._closed = False
@@ -163,8 +185,8 @@ class Client(_Base):
         Args:
             filters: Metadata key -> value, or list of values of which one must fit.
             recall_target: Recall that is asked for, in (0, 1]; None takes the server's default.
-            deadline_ms: When the server stops and answers with what it has; None takes the
-                client's whole deadline.
+            deadline_ms: When the server stops and answers with what it has; None takes nine
+                tenths of the client's deadline, so that such an answer still arrives.
             session: The user's session, for the events that say what is asked next.
             route: Your name for the kind of request.
 
@@ -226,9 +248,9 @@ class Client(_Base):
             deadline_s: Seconds after which it loads no more; None takes the server's setting.
             everything: Load all that fits, not only what the heat asks for.
         """
-        patience = None if deadline_s is None or not wait else deadline_s + self.deadline_s
         return self._run(
-            start_warmup_call(budget_bytes, deadline_s, everything=everything, wait=wait), patience
+            start_warmup_call(budget_bytes, deadline_s, everything=everything, wait=wait),
+            self._warmup_patience(deadline_s, wait),
         )
 
     def ready(self) -> Readiness:
@@ -241,19 +263,16 @@ class Client(_Base):
         Raises:
             NotReady: it is not, after ``timeout_s``; says what it waits for.
         """
-        end = time.monotonic() + timeout_s
-        reason = "no answer"
-        while (left := end - time.monotonic()) > 0:
+        waiting = ReadyWait(timeout_s, where=self.url)
+        while True:
+            left_s = waiting.left_s()
             try:
-                readiness = self._run(ready_call(), left)
-            except UnavailableError as error:
-                reason = str(error)
-            else:
-                if readiness.ready:
+                readiness = self._run(ready_call(), left_s)
+                if waiting.ends_with(readiness):
                     return readiness
-                reason = f"waiting for {', '.join(readiness.waiting_for)}"
-            time.sleep(min(_POLL_S, max(0.0, end - time.monotonic())))
-        raise NotReady(f"not ready after {timeout_s:g} s: {reason}", where=self.url)
+            except UnavailableError as error:
+                waiting.note(str(error))
+            time.sleep(waiting.pause_s())
 
     def metrics(self) -> str:
         """Return the metrics page, in Prometheus' text form."""
@@ -318,6 +337,8 @@ class Client(_Base):
                 if not part:
                     break
                 parts.append(part)
+            if response.length:  # `read1` takes the end of the connection for the answer's
+                raise http.client.IncompleteRead(b"", response.length)
         except BaseException:
             connection.close()
             raise
@@ -363,16 +384,7 @@ class Client(_Base):
 class AsyncClient(_Base):
     """A client for asyncio; use it within one event loop, as an async context manager."""
 
-    def __init__(
-        self,
-        url: str = DEFAULT_URL,
-        *,
-        key: str | None = None,
-        tenant: str | None = None,
-        deadline_s: float = 10.0,
-        retries: RetryPolicy | None = None,
-    ) -> None:
-        super().__init__(url, key=key, tenant=tenant, deadline_s=deadline_s, retries=retries)
+    def _begin(self) -> None:
         self._session: aiohttp.ClientSession | None = None
 
     async def search(
@@ -435,9 +447,9 @@ class AsyncClient(_Base):
         wait: bool = False,
     ) -> WarmupStatus:
         """Start a warm-up; see `Client.start_warmup`."""
-        patience = None if deadline_s is None or not wait else deadline_s + self.deadline_s
         return await self._run(
-            start_warmup_call(budget_bytes, deadline_s, everything=everything, wait=wait), patience
+            start_warmup_call(budget_bytes, deadline_s, everything=everything, wait=wait),
+            self._warmup_patience(deadline_s, wait),
         )
 
     async def ready(self) -> Readiness:
@@ -446,19 +458,16 @@ class AsyncClient(_Base):
 
     async def wait_ready(self, timeout_s: float) -> Readiness:
         """Return once the server is ready; see `Client.wait_ready`."""
-        end = time.monotonic() + timeout_s
-        reason = "no answer"
-        while (left := end - time.monotonic()) > 0:
+        waiting = ReadyWait(timeout_s, where=self.url)
+        while True:
+            left_s = waiting.left_s()
             try:
-                readiness = await self._run(ready_call(), left)
-            except UnavailableError as error:
-                reason = str(error)
-            else:
-                if readiness.ready:
+                readiness = await self._run(ready_call(), left_s)
+                if waiting.ends_with(readiness):
                     return readiness
-                reason = f"waiting for {', '.join(readiness.waiting_for)}"
-            await asyncio.sleep(min(_POLL_S, max(0.0, end - time.monotonic())))
-        raise NotReady(f"not ready after {timeout_s:g} s: {reason}", where=self.url)
+            except UnavailableError as error:
+                waiting.note(str(error))
+            await asyncio.sleep(waiting.pause_s())
 
     async def metrics(self) -> str:
         """Return the metrics page, in Prometheus' text form."""

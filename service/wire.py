@@ -12,6 +12,7 @@ the call's deadline.
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 import time
 import uuid
@@ -42,6 +43,8 @@ from stoker.service.problems import (
 )
 
 T = TypeVar("T")
+
+_POLL_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -149,6 +152,41 @@ class Attempts:
         if self._clock() + wait >= self._end:
             raise error
         return wait
+
+
+class ReadyWait:
+    """Waiting until a server is ready: how long is left, and what it was last heard to wait for."""
+
+    def __init__(
+        self, timeout_s: float, *, where: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._timeout_s = timeout_s
+        self._where = where
+        self._clock = clock
+        self._end = clock() + timeout_s
+        self._reason = "no answer"
+
+    def left_s(self) -> float:
+        """Return the seconds that are left. Raises NotReady when none are; says what is missing."""
+        left = self._end - self._clock()
+        if left <= 0:
+            raise NotReady(
+                f"not ready after {self._timeout_s:g} s: {self._reason}", where=self._where
+            )
+        return left
+
+    def ends_with(self, readiness: Readiness) -> bool:
+        """Take an answer; tells whether it is what was waited for."""
+        self.note(f"waiting for {', '.join(readiness.waiting_for)}")
+        return readiness.ready
+
+    def note(self, reason: str) -> None:
+        """Keep why the server is not ready, for the error at the end."""
+        self._reason = reason
+
+    def pause_s(self) -> float:
+        """Return how long to wait before the server is asked again."""
+        return min(_POLL_S, max(0.0, self._end - self._clock()))
 
 
 def failure_of(reply: Reply) -> tuple[ServiceError, float]:
@@ -299,11 +337,42 @@ def text_call(path: str) -> Call[str]:
 
 
 def dumps(value: Any) -> bytes:
-    """Write JSON; numpy arrays become lists of numbers."""
+    """Write JSON; numpy arrays become lists of numbers.
+
+    Raises:
+        InputError: something has no JSON form, or is not-a-number or infinite: as JSON that would
+            be null, which means "not given".
+    """
     try:
-        return orjson.dumps(value, default=_plain, option=orjson.OPT_SERIALIZE_NUMPY)
+        text = orjson.dumps(value, default=_plain, option=orjson.OPT_SERIALIZE_NUMPY)
     except TypeError as error:
         raise InputError(f"cannot be written as JSON: {error}") from error
+    _check_finite(value, "")
+    return text
+
+
+def _check_finite(value: Any, place: str) -> None:
+    """Refuse what is not finite, by its place. The writer has bounded how deep ``value`` is."""
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise InputError(f"{place}: expected a finite number, found {value}")
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            _check_finite(item, f"{place}/{name}")
+    elif isinstance(value, (list, tuple)):
+        if not _all_finite(value):
+            for i, item in enumerate(value):
+                _check_finite(item, f"{place}/{i}")
+    elif hasattr(value, "tolist"):
+        _check_finite(value.tolist(), place)
+
+
+def _all_finite(items: Sequence[Any]) -> bool:
+    """Tell whether these are finite numbers and nothing else: the quick way through a vector."""
+    try:
+        return all(map(math.isfinite, items))
+    except (TypeError, ValueError, OverflowError):
+        return False
 
 
 def _plain(value: Any) -> Any:

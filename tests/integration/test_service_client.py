@@ -1,0 +1,154 @@
+"""The SDK against servers that break off, and against what cannot be sent at all."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stoker.errors import InputError
+from stoker.service.client import AsyncClient, Client
+from stoker.service.problems import ServerUnreachable
+from stoker.service.wire import RetryPolicy
+
+READY = json.dumps({"ready": True}).encode()
+WHOLE = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(READY), READY)
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n" % (
+    len(READY),
+    READY,
+)
+QUICK = RetryPolicy(retries_max=2, backoff_s=0.001, backoff_s_max=0.001)
+
+
+class Scripted:
+    """A server that gives each connection the next of its answers, and hangs up after it."""
+
+    def __init__(self, *answers: bytes) -> None:
+        self.requests: list[bytes] = []
+        self._answers = answers
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        for answer in self._answers:
+            connection, _ = self._listener.accept()
+            with connection, connection.makefile("rb") as incoming:
+                head = b""
+                while not head.endswith(b"\r\n\r\n"):
+                    head += incoming.readline()
+                length = [
+                    int(line.split(b":")[1])
+                    for line in head.split(b"\r\n")
+                    if line.lower().startswith(b"content-length")
+                ]
+                self.requests.append(incoming.read(length[0]) if length else b"")
+                connection.sendall(answer)
+
+    def close(self) -> None:
+        self._thread.join(60)
+        self._listener.close()
+
+
+@pytest.fixture
+def scripted() -> Iterator[Callable[..., Scripted]]:
+    made: list[Scripted] = []
+
+    def make(*answers: bytes) -> Scripted:
+        made.append(Scripted(*answers))
+        return made[-1]
+
+    yield make
+    for server in made:
+        server.close()
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [WHOLE[:-5], WHOLE[: -len(READY)], CHUNKED, CHUNKED[:-9], b""],
+    ids=["in the body", "before the body", "before the last chunk", "in a chunk", "at once"],
+)
+def test_an_answer_that_breaks_off_is_asked_for_again(
+    scripted: Callable[..., Scripted], broken: bytes
+) -> None:
+    server = scripted(broken, WHOLE)
+    with Client(server.url, retries=QUICK) as client:
+        assert client.ready().ready
+    other = scripted(broken, WHOLE)
+
+    async def ask() -> bool:
+        async with AsyncClient(other.url, retries=QUICK) as client:
+            return (await client.ready()).ready
+
+    assert asyncio.run(ask())
+
+
+def test_half_a_page_is_never_taken_for_the_page(scripted: Callable[..., Scripted]) -> None:
+    server = scripted(WHOLE[:-5])
+    with (
+        Client(server.url, retries=RetryPolicy(retries_max=0)) as client,
+        pytest.raises(ServerUnreachable),
+    ):
+        client.metrics()
+
+
+def test_a_search_leaves_its_answer_time_to_come_back(scripted: Callable[..., Scripted]) -> None:
+    """With the whole deadline, the server's partial answer would arrive just too late."""
+    server = scripted(b"HTTP/1.1 400 Bad\r\nContent-Length: 0\r\n\r\n")
+    with Client(server.url, deadline_s=10.0) as client, pytest.raises(InputError):
+        client.search("how")
+    assert json.loads(server.requests[0])["deadline_ms"] == 9_000
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"url": "127.0.0.1:8080"},
+        {"url": "http://"},
+        {"url": "http://host:99999"},
+        {"url": "http://host:0"},
+        {"url": "http://host:port"},
+        {"url": "http://[::1"},
+        {"url": "http://host/?tenant=a"},
+        {"url": "http://host/#top"},
+        {"url": "http://user:password@host"},
+        {"key": ""},
+        {"key": "a key with spaces"},
+        {"key": "read-from-a-file\n"},
+        {"key": "k\r\nX-Other: 1"},
+        {"key": "schlüssel-der-mandantin"},
+        {"deadline_s": 0},
+        {"deadline_s": float("nan")},
+    ],
+)
+def test_what_cannot_be_used_is_said_when_the_client_is_made(
+    kind: type[Client | AsyncClient], arguments: dict[str, Any]
+) -> None:
+    with pytest.raises(InputError) as caught:
+        kind(**arguments)
+    assert "password" not in str(caught.value)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), np.float32("nan"), np.float64("-inf")])
+def test_what_is_no_number_is_never_sent_as_if_it_were_left_out(bad: Any) -> None:
+    with Client("http://127.0.0.1:9") as client:
+        for call, place in (
+            (lambda: client.search("a", recall_target=bad), "/recall_target"),
+            (lambda: client.search("a", filters={"price": {"lt": bad}}), "/filters/price/lt"),
+            (lambda: client.search(vector=np.array([0, bad], np.float32)), "/vector/1"),
+            (lambda: client.start_warmup(deadline_s=bad), "/deadline_s"),
+            (
+                lambda: client.upsert([{"id": "a", "text": "b", "metadata": {"n": [1, bad]}}]),
+                "/documents/0/metadata/n/1",
+            ),
+        ):
+            with pytest.raises(InputError, match=f"{place}: expected a finite number"):
+                call()
