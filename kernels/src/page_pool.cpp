@@ -22,7 +22,7 @@ const PoolOptions& checked(const PoolOptions& options) {
                    std::to_string(options.page_bytes));
   }
   const std::size_t frames = options.budget_bytes / options.page_bytes;
-  if (frames < kFramesMin || frames >= kAbsent) {
+  if (frames < kFramesMin || frames >= UINT32_MAX) {
     throw BadInput("budget_bytes " + std::to_string(options.budget_bytes) + " makes " +
                    std::to_string(frames) + " frames of " + std::to_string(options.page_bytes) +
                    " bytes; at least " + std::to_string(kFramesMin) + " are needed");
@@ -34,28 +34,19 @@ const PoolOptions& checked(const PoolOptions& options) {
 
 Store::Store(StoreId store_id, StoreSpec&& store_spec, bool direct)
     : id(store_id), checksums(store_spec), spec(std::move(store_spec)), file(spec.path, direct),
-      table(new std::atomic<std::uint32_t>[spec.page_count]), quarantined(spec.page_count, false),
-      failed_probation(spec.page_count, 0) {
-  for (PageNumber page = 0; page < spec.page_count; ++page) {
-    table[page].store(kAbsent, std::memory_order_relaxed);
-  }
+      table(spec.page_count), quarantined(spec.page_count, false),
+      failed_probation(spec.page_count) {
   stats.pages = spec.page_count;
 }
 
 PagePool::Impl::Impl(const PoolOptions& given)
-    : options(checked(given)), io(options.backend, options.io_threads) {
-  frame_count = static_cast<std::uint32_t>(options.budget_bytes / options.page_bytes);
-  capacity = frame_count;
-  frames.reset(new Frame[frame_count]);
-  clock.reset(new std::atomic<std::uint8_t>[frame_count]);
-  free_frames.reserve(frame_count);
-  for (std::uint32_t frame = frame_count; frame-- > 0;) {
-    clock[frame].store(0, std::memory_order_relaxed);
-    free_frames.push_back(frame);
-  }
-  // One huge page more than needed, so that the slab can begin at a huge page's border.
+    : options(checked(given)), io(options.backend, options.io_threads),
+      frame_count(static_cast<std::uint32_t>(options.budget_bytes / options.page_bytes)),
+      frames(std::size_t{frame_count} + 1), clock(std::size_t{frame_count} + 1),
+      capacity(frame_count), free_frames(frame_count) {
+  // More than needed, so that the first frame can begin at a huge page's border.
   const std::size_t bytes = static_cast<std::size_t>(frame_count) * options.page_bytes;
-  slab_mapped_bytes = bytes + kHugePage;
+  slab_mapped_bytes = bytes + kHugePage + options.page_bytes;
   slab_mapping = ::mmap(nullptr, slab_mapped_bytes, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (slab_mapping == MAP_FAILED) {
@@ -63,9 +54,9 @@ PagePool::Impl::Impl(const PoolOptions& given)
                      " bytes of frames: " + std::strerror(errno));
   }
   const auto base = reinterpret_cast<std::uintptr_t>(slab_mapping);
-  const std::uintptr_t aligned = (base + kHugePage - 1) / kHugePage * kHugePage;
-  slab = static_cast<std::byte*>(slab_mapping) + (aligned - base);
-  ::madvise(slab, bytes, MADV_HUGEPAGE);
+  const std::uintptr_t first = (base + options.page_bytes + kHugePage - 1) / kHugePage * kHugePage;
+  slab = static_cast<std::byte*>(slab_mapping) + (first - base - options.page_bytes);
+  ::madvise(frame_bytes(1), bytes, MADV_HUGEPAGE);
 }
 
 PagePool::Impl::~Impl() {
@@ -171,8 +162,8 @@ PagePool::View PagePool::view(StoreId id) const noexcept {
   View view;
   const Store* store = impl_->store_or_null(id);
   if (store == nullptr) return view;
-  view.table = store->table.get();
-  view.clock = impl_->clock.get();
+  view.table = store->table.data();
+  view.clock = impl_->clock.data();
   view.slab = impl_->slab;
   view.page_bytes = impl_->options.page_bytes;
   view.page_count = store->spec.page_count;
@@ -223,7 +214,7 @@ std::uint64_t PagePool::evict(StoreId id, const PageNumber* pages, std::size_t c
 
 void PagePool::Impl::set_capacity(std::uint32_t wanted) {
   std::uint32_t held = reading_count;
-  for (std::uint32_t frame = 0; frame < frame_count; ++frame) {
+  for (std::uint32_t frame = 1; frame <= frames_begun; ++frame) {
     const Frame& entry = frames[frame];
     if (entry.state != FrameState::resident) continue;
     if (entry.sticky || entry.pins.load(std::memory_order_acquire) > 0) ++held;

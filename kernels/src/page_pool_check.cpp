@@ -17,7 +17,8 @@ std::string name(std::uint32_t frame) { return "frame " + std::to_string(frame);
 // Frames by state, and each resident one against its store's translation and its checksum.
 void check_frames(const PagePool::Impl& pool) {
   std::uint32_t counts[4] = {};
-  for (std::uint32_t frame = 0; frame < pool.frame_count; ++frame) {
+  require(pool.frames_begun <= pool.frame_count, "more frames are used than there are");
+  for (std::uint32_t frame = 1; frame <= pool.frames_begun; ++frame) {
     const Frame& entry = pool.frames[frame];
     ++counts[static_cast<unsigned>(entry.state)];
     const bool on_ring = entry.ring != RingName::none;
@@ -83,7 +84,7 @@ void check_store(const PagePool::Impl& pool, const Store& store) {
     if (store.quarantined[page]) ++quarantined;
     if (frame == kAbsent) continue;
     const std::string what = store.spec.path + ": page " + std::to_string(page);
-    require(frame < pool.frame_count, what + " is translated beyond the slab");
+    require(frame <= pool.frames_begun, what + " is translated beyond the slab");
     const Frame& entry = pool.frames[frame];
     require(entry.state == FrameState::resident && entry.store == store.id && entry.page == page,
             what + " is translated to a frame of another page");

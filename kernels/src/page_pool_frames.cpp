@@ -91,8 +91,7 @@ std::uint32_t PagePool::Impl::take_frame(bool evict, std::uint32_t spare) {
     reclaim();
   }
   if (!room()) return kAbsent;
-  const std::uint32_t frame = free_frames.back();
-  free_frames.pop_back();
+  const std::uint32_t frame = free_frames.empty() ? ++frames_begun : free_frames.pop();
   frames[frame].state = FrameState::reading;
   ++reading_count;
   return frame;
@@ -117,7 +116,8 @@ void PagePool::Impl::install(std::uint32_t frame, const Pending& arrived) {
     const bool proves_itself = arrived.weight == 0 && !returns_soon(store, arrived.page);
     ring_insert(frame, proves_itself ? RingName::probation : RingName::proven);
   }
-  store.failed_probation[arrived.page] = 0;
+  std::uint32_t& ghost = store.failed_probation[arrived.page];
+  if (ghost != 0) ghost = 0;   // a write would give memory to a part that may never need any
   clock[frame].store(arrived.weight, std::memory_order_relaxed);
   store.table[arrived.page].store(frame, std::memory_order_seq_cst);
 }
@@ -125,7 +125,7 @@ void PagePool::Impl::install(std::uint32_t frame, const Pending& arrived) {
 void PagePool::Impl::put_back(std::uint32_t frame) {
   frames[frame].state = FrameState::free;
   --reading_count;
-  free_frames.push_back(frame);
+  free_frames.push(frame);
 }
 
 void PagePool::Impl::evict_frame(std::uint32_t frame) {
@@ -155,7 +155,7 @@ void PagePool::Impl::reclaim() {
   const std::uint64_t oldest = oldest_reader();
   const auto free_now = [this](std::uint32_t frame) {
     frames[frame].state = FrameState::free;
-    free_frames.push_back(frame);
+    free_frames.push(frame);
     --limbo_count;
   };
   while (!limbo.empty() && limbo.front().stamp < oldest) {

@@ -21,6 +21,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "lazy_table.hpp"
 #include "page_checksums.hpp"
 #include "stoker/page_io.hpp"
 #include "stoker/page_pool.hpp"
@@ -49,6 +50,7 @@ struct Ring {
   std::uint32_t size = 0;
 };
 
+// All zeros is a free frame that nobody has used.
 struct Frame {
   std::atomic<std::uint32_t> pins{0};   // raised under the mutex, lowered by anyone
   StoreId store = 0;
@@ -69,9 +71,9 @@ struct Store {
   PageChecksums checksums;
   const StoreSpec spec;
   PageFile file;
-  std::unique_ptr<std::atomic<std::uint32_t>[]> table;
+  LazyTable<std::atomic<std::uint32_t>> table;   // page -> frame, or kAbsent
   std::vector<bool> quarantined;
-  std::vector<std::uint32_t> failed_probation;   // page -> when, by Impl::departures; 0: not so
+  LazyTable<std::uint32_t> failed_probation;     // page -> when, by Impl::departures; 0: not so
   std::uint32_t pending_count = 0;   // pages being read
   std::uint32_t use_count = 0;       // calls that are under way and let go of the mutex
   bool removing = false;
@@ -120,7 +122,7 @@ constexpr std::uint32_t kNoSlot = kReaderSlots;
 class ReadJob;
 
 struct PagePool::Impl {
-  explicit Impl(const PoolOptions& options);
+  explicit Impl(const PoolOptions& given);
   ~Impl();
 
   // ---- page_pool.cpp: stores and facts
@@ -172,12 +174,12 @@ struct PagePool::Impl {
 
   PoolOptions options;
   IoEngine io;
-  std::uint32_t frame_count = 0;                   // frames in the slab
-  std::byte* slab = nullptr;
+  const std::uint32_t frame_count;                 // frames in the slab, numbered from 1
+  std::byte* slab = nullptr;                       // of a frame 0, which nobody has
   std::size_t slab_mapped_bytes = 0;
   void* slab_mapping = nullptr;
-  std::unique_ptr<Frame[]> frames;
-  std::unique_ptr<std::atomic<std::uint8_t>[]> clock;
+  LazyTable<Frame> frames;
+  LazyTable<std::atomic<std::uint8_t>> clock;
 
   // Readers, lock-free.
   std::array<ReaderSlot, kReaderSlots> readers;
@@ -199,7 +201,8 @@ struct PagePool::Impl {
   std::uint32_t resident_count = 0;
   std::uint32_t reading_count = 0;
   std::uint32_t limbo_count = 0;
-  std::vector<std::uint32_t> free_frames;          // taken from the back
+  std::uint32_t frames_begun = 0;                  // those up to it have been used
+  FrameStack free_frames;                          // of those; taken first
   struct Limbo {
     std::uint32_t frame;
     std::uint64_t stamp;

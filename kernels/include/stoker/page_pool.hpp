@@ -31,7 +31,8 @@ namespace stoker {
 using StoreId = std::uint32_t;
 using PageNumber = std::uint32_t;
 
-constexpr std::uint32_t kAbsent = 0xFFFFFFFFu;
+// No frame: they are numbered from 1, so that a table of zeros says that nothing is resident.
+constexpr std::uint32_t kAbsent = 0;
 
 enum class PageStatus : std::uint8_t {
   ok,
@@ -165,7 +166,7 @@ class PagePool {
   struct View {
     const std::atomic<std::uint32_t>* table = nullptr;   // page -> frame, or kAbsent
     std::atomic<std::uint8_t>* clock = nullptr;          // frame -> touch counter
-    const std::byte* slab = nullptr;
+    const std::byte* slab = nullptr;                     // frame f lies at f * page_bytes
     std::size_t page_bytes = 0;
     std::uint32_t page_count = 0;
 
