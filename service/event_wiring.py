@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from pathlib import Path
 
-from stoker.errors import ConfigError, UnavailableError
+from stoker.errors import ConfigError, CorruptError, UnavailableError
 from stoker.service.embedded_log import EmbeddedLog
 from stoker.service.embedded_topic import EmbeddedOptions
 from stoker.service.heat_topic import HEAT_TOPIC, heat_topic_spec
 from stoker.service.settings import ServiceSettings
 from stoker.service.streams import DEAD_LETTERS_TOPIC, EventLog, TopicSpec
+from stoker.service.whole_file import replace_file
 
 
 def open_event_log(settings: ServiceSettings, state_dir: Path) -> EventLog:
@@ -81,14 +83,21 @@ def consumer_group(settings: ServiceSettings, state_dir: Path) -> str:
 
     Raises:
         UnavailableError: the file cannot be read or written.
+        CorruptError: it holds something else than a name.
     """
     if settings.event_group:
         return settings.event_group
     path = state_dir / "replica"
     try:
-        if not path.exists():
-            path.write_text(uuid.uuid4().hex[:12] + "\n", encoding="ascii")
-        name = path.read_text(encoding="ascii").strip()
+        if not path.exists() or not path.stat().st_size:
+            replace_file(path, uuid.uuid4().hex[:12].encode(), b"\n")
+        name = path.read_bytes().strip()
     except OSError as error:
         raise UnavailableError(f"{path}: {error.strerror}") from error
-    return f"stoker-heat-{name}"
+    if not re.fullmatch(rb"[\w.-]{1,100}", name):
+        # With a wrong name two replicas could share a group, and each have half of the heat.
+        raise CorruptError(
+            f"{path}: expected the name of this replica, found {name[:40]!r}; remove the file, and "
+            "the replica gets a new name and reads all events again"
+        )
+    return f"stoker-heat-{name.decode()}"

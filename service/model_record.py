@@ -7,13 +7,13 @@ refuses another.
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import orjson
 
 from stoker.errors import CorruptError, UnavailableError
+from stoker.service.whole_file import replace_file
 
 NAME = "embedding.json"
 _VERSION = 1
@@ -39,13 +39,8 @@ def write_model_record(index_path: Path, record: ModelRecord) -> None:
         UnavailableError: it cannot be written.
     """
     path = index_path / NAME
-    temporary = path.with_suffix(".tmp")
     try:
-        with temporary.open("wb") as file:
-            file.write(orjson.dumps({"version": _VERSION, **asdict(record)}) + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        replace_file(path, orjson.dumps({"version": _VERSION, **asdict(record)}), b"\n")
     except OSError as error:
         raise UnavailableError(f"{path}: {error.strerror}") from error
 

@@ -12,7 +12,6 @@ it. Rooms offer no eviction, so nothing that is resident ever leaves for it.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections import Counter, deque
@@ -38,6 +37,7 @@ from stoker.prefetch.regime import Regime, regime_for
 from stoker.prefetch.settings import PrefetchSettings
 from stoker.service.collection_index import CollectionIndex
 from stoker.service.settings import StokerConfig
+from stoker.service.whole_file import replace_file
 
 log = structlog.get_logger(__name__)
 
@@ -341,10 +341,8 @@ class LivePlacement:
             return
         with self._lock:
             data = learned.learner.to_bytes()
-        temporary = self._learnt_path.with_name(f".{self._learnt_path.name}.tmp")
         try:
-            temporary.write_bytes(data)
-            os.replace(temporary, self._learnt_path)
+            replace_file(self._learnt_path, data)
         except OSError as error:
             log.warning("service.placement_unsaved", reason=str(error))
 

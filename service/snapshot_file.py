@@ -2,13 +2,11 @@
 
 Layout, little-endian: magic `STOKSNP1`, version u32, header length u32, body length u64, CRC-32 of
 header and body u32, then the header (JSON: offsets, recent event ids, counts) and the body (the
-sink's own bytes). Written to a temporary file, synced, renamed over the old one, and the folder
-synced: a crash at any point leaves the old snapshot or the new one.
+sink's own bytes). Replaced as a whole: a crash at any point leaves the old snapshot or the new one.
 """
 
 from __future__ import annotations
 
-import os
 import struct
 import zlib
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import Any, Final
 import orjson
 
 from stoker.errors import CorruptError
+from stoker.service.whole_file import replace_file
 
 MAGIC: Final = b"STOKSNP1"
 VERSION: Final = 1
@@ -32,24 +31,7 @@ def write_snapshot(path: Path, header: dict[str, Any], body: bytes) -> None:
     head = orjson.dumps(header)
     checksum = zlib.crc32(body, zlib.crc32(head))
     prefix = _PREFIX.pack(MAGIC, VERSION, len(head), len(body), checksum)
-    # One name per process: two that are started on one folder by mistake do not mix their bytes.
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(prefix)
-            file.write(head)
-            file.write(body)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    replace_file(path, prefix, head, body)
 
 
 def read_snapshot(path: Path) -> tuple[dict[str, Any], bytes] | None:

@@ -18,7 +18,7 @@ from typing import Any
 import structlog
 
 from stoker.prefetch.heat import HeatGraph
-from stoker.service import consume, snapshot_file
+from stoker.service import consume, whole_file
 from stoker.service.consume import ConsumeLoop, ConsumeOptions
 from stoker.service.dead_letters import DeadLetters
 from stoker.service.embedded_group import EmbeddedConsumer
@@ -47,7 +47,7 @@ def die_at(count: int) -> None:
 
         return wrapped
 
-    snapshot_file.os = _Os(around(os.fsync), around(os.replace))  # type: ignore[assignment]
+    whole_file.os = _Os(around(os.fsync), around(os.replace))  # type: ignore[assignment]
     consume.write_snapshot = around(consume.write_snapshot)
     EmbeddedConsumer.commit = around(EmbeddedConsumer.commit)  # type: ignore[method-assign]
     DeadLetters.flush = around(DeadLetters.flush)  # type: ignore[method-assign]

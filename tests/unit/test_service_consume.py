@@ -13,7 +13,7 @@ import structlog
 
 from stoker.errors import ConfigError, CorruptError
 from stoker.prefetch.events import RESULT_USED, Event, EventError, encode, new_event
-from stoker.service import snapshot_file
+from stoker.service import whole_file
 from stoker.service.consume import ConsumeLoop, ConsumeOptions
 from stoker.service.dead_letters import DeadLetters
 from stoker.service.embedded_log import EmbeddedLog
@@ -488,7 +488,7 @@ def test_a_snapshot_that_cannot_be_written_leaves_the_old_one(
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(snapshot_file.os, "fsync", full)
+    monkeypatch.setattr(whole_file.os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
         write_snapshot(path, {}, b"new")
     assert read_snapshot(path) == ({}, b"old")
