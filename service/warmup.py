@@ -29,6 +29,7 @@ from stoker.prefetch.settings import PrefetchSettings
 from stoker.prefetch.warm import run_warm
 from stoker.service.answers import WarmupStatus
 from stoker.service.problems import DeadlinePassed, WarmupRunning
+from stoker.service.whole_file import replace_file
 
 log = structlog.get_logger(__name__)
 
@@ -116,18 +117,24 @@ class WarmupRunner:
                 raise UnavailableError("the server is closing; no warm-up starts any more")
             if self._state == "running":
                 raise WarmupRunning("a warm-up runs already", where="/v1/warmup")
-            self._state = "running"
-            self._mark = None
-            self._error = ""
-            self._measure_from = None
-            self._done.clear()
-            self._thread = threading.Thread(
+            thread = threading.Thread(
                 target=self._run,
                 args=(budget_bytes, deadline_s, everything),
                 name="warm-up",
                 daemon=True,
             )
-            self._thread.start()
+            self._done.clear()
+            try:
+                thread.start()
+            except RuntimeError as error:  # the system gives us no thread
+                self._done.set()
+                raise UnavailableError(f"no warm-up can start: {error}") from error
+            # The thread waits for the lock before it says how it ended.
+            self._thread = thread
+            self._state = "running"
+            self._mark = None
+            self._error = ""
+            self._measure_from = None
 
     def wait(self, timeout_s: float) -> None:
         """Wait for the running warm-up.
@@ -195,40 +202,45 @@ class WarmupRunner:
         return not thread.is_alive()
 
     def _run(self, budget_bytes: int | None, deadline_s: float | None, everything: bool) -> None:
-        began = time.monotonic()
-        receipt: Receipt | None = None
-        error = ""
         try:
-            demand = self._demand()
-            sources = [_stoppable(source, self._stop) for source in self._sources()]
-            if budget_bytes is None and not everything:
-                total = sum(source.total_bytes() for source in sources)
-                budget_bytes = int(total * self._settings.warm_budget_ratio)
-            if deadline_s is not None:
-                deadline_s = max(0.0, deadline_s - (time.monotonic() - began))
-            receipt = run_warm(
-                sources,
-                demand,
-                budget_bytes=budget_bytes,
-                deadline_s=deadline_s,
-                round_bytes=self._settings.plan_round_bytes,
-                unseen_ratio=self._unseen_ratio() if demand else 0.0,
-                progress=self._note,
-            )
+            receipt = self._warm(budget_bytes, deadline_s, everything)
+            counts = self._page_counts()
+            with self._lock:
+                self._state = "done"
+                self._receipt = receipt
+                self._measure_from = counts
+            self._finished(receipt)
+            self._keep(receipt)
         except Exception as fault:
             # The server goes on with what is there; readiness and the status say that it failed.
             error = str(fault) if isinstance(fault, StokerError) else type(fault).__name__
             log.exception("service.warmup_failed", reason=error)
-        with self._lock:
-            self._state = "done" if receipt is not None else "failed"
-            self._error = error
-            if receipt is not None:
-                self._receipt = receipt
-                self._measure_from = self._page_counts()
-        if receipt is not None:
-            self._finished(receipt)
-            self._keep(receipt)
-        self._done.set()
+            with self._lock:
+                self._state = "failed"
+                self._error = error
+        finally:
+            self._done.set()
+
+    def _warm(
+        self, budget_bytes: int | None, deadline_s: float | None, everything: bool
+    ) -> Receipt:
+        began = time.monotonic()
+        demand = self._demand()
+        sources = [_stoppable(source, self._stop) for source in self._sources()]
+        if budget_bytes is None and not everything:
+            total = sum(source.total_bytes() for source in sources)
+            budget_bytes = int(total * self._settings.warm_budget_ratio)
+        if deadline_s is not None:
+            deadline_s = max(0.0, deadline_s - (time.monotonic() - began))
+        return run_warm(
+            sources,
+            demand,
+            budget_bytes=budget_bytes,
+            deadline_s=deadline_s,
+            round_bytes=self._settings.plan_round_bytes,
+            unseen_ratio=self._unseen_ratio() if demand else 0.0,
+            progress=self._note,
+        )
 
     def _note(self, mark: StageMark) -> None:
         with self._lock:
@@ -237,10 +249,8 @@ class WarmupRunner:
     def _keep(self, receipt: Receipt) -> None:
         if self._receipt_path is None:
             return
-        temporary = self._receipt_path.with_suffix(".tmp")
         try:
-            temporary.write_text(receipt.to_json() + "\n", encoding="utf-8")
-            temporary.replace(self._receipt_path)
+            replace_file(self._receipt_path, receipt.to_json().encode(), b"\n")
         except OSError as error:
             log.warning(
                 "service.receipt_unwritten", file=str(self._receipt_path), reason=str(error)

@@ -631,6 +631,31 @@ def test_one_warm_up_at_a_time_and_closing_stops_it(tmp_path: Path) -> None:
         bench.engine.start_warm(WarmupRequest(None, None, everything=False, wait=False))
 
 
+def test_whoever_waits_for_a_warm_up_is_woken_however_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tmp_path)
+    request = WarmupRequest(None, None, everything=False, wait=False)
+
+    def broken(*_: Any) -> None:
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr(bench.engine._warmup, "_finished", broken)
+    bench.engine.start_warm(request)
+    bench.engine.wait_warm(60.0)
+    assert bench.engine.warm_status().state == "failed"
+    monkeypatch.undo()
+    # No thread can be had: said, and the next one may.
+    monkeypatch.setattr(threading.Thread, "start", broken)
+    with pytest.raises(UnavailableError, match="a fault of ours"):
+        bench.engine.start_warm(request)
+    monkeypatch.undo()
+    bench.engine.start_warm(request)
+    bench.engine.wait_warm(60.0)
+    assert bench.engine.warm_status().state == "done"
+    bench.engine.close()
+
+
 def test_a_failed_warm_up_is_told_and_does_not_hold_traffic_back(tmp_path: Path) -> None:
     bench = Bench(tmp_path, warm="auto")
     bench.index.source.error = UnavailableError("the device is gone")
