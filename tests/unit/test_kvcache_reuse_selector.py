@@ -6,8 +6,16 @@ import numpy as np
 import pytest
 
 from stoker.kvcache.error_bound import errors_expected_max, errors_planned, exposure_needed
+from stoker.kvcache.question import read_question
 from stoker.kvcache.reuse_evaluation import share_upper
-from stoker.kvcache.reuse_selector import FEATURE_COUNT, ReuseSelector
+from stoker.kvcache.reuse_selector import (
+    FEATURE_COUNT,
+    NO_NEIGHBORHOOD,
+    ReuseSelector,
+    pair_features,
+)
+
+SAME = read_question("what is a page pool")
 
 
 def taught(count: int, *, seed: int, refused_wrong: bool = False) -> ReuseSelector:
@@ -31,6 +39,23 @@ def test_the_safest_come_first_and_errors_are_counted_out_of_sample() -> None:
     assert np.all(np.diff(chances) >= 0)
     assert errors[200] == 0.0
     assert errors[-1] == pytest.approx(300, abs=40)
+
+
+def test_a_sharp_truth_learnt_step_by_step_is_not_lost() -> None:
+    """Refitted as it grows, each fit from the last: the wrong ones stay the unlikely ones."""
+    rng = np.random.default_rng(59)
+    selector = ReuseSelector(history_max=3_000)
+    for number in range(2_500):
+        similarity = 1.0 - 0.4 * float(rng.beta(1.0, 4.0))
+        features = pair_features(SAME, SAME, similarity=similarity, around=NO_NEIGHBORHOOD)
+        selector.add(features, wrong=similarity <= 0.75, refused=False)
+        if number >= 60 and number % 50 == 0:
+            selector.fit()
+    safe, wrong = (
+        selector.chance(pair_features(SAME, SAME, similarity=at, around=NO_NEIGHBORHOOD))
+        for at in (0.95, 0.65)
+    )
+    assert safe < 0.01 < 0.9 < wrong
 
 
 def test_noise_is_not_believed() -> None:
