@@ -20,6 +20,7 @@ class Guard(enum.StrEnum):
     EMPTY = "empty"
     NO_CANDIDATE = "no_candidate"
     FENCE = "fence"
+    FEWER_RESULTS = "fewer_results"
     SIMILARITY = "similarity"
     LANGUAGE = "language"
     NEGATION = "negation"
@@ -116,16 +117,21 @@ def negation_conflict(asked: Question, earlier: Question) -> Conflict | None:
     return None
 
 
-def _negates(word: str, other: str) -> bool:
-    return any(word == prefix + other and len(other) > 3 for prefix in _NEGATING_PREFIXES)
+def _denial_of(word: str, others: set[str]) -> str:
+    """Return the one of ``others`` that is this word with a negating prefix more or less, or ""."""
+    for prefix in _NEGATING_PREFIXES:
+        rest = word[len(prefix) :] if word.startswith(prefix) else ""
+        if len(rest) > 3 and rest in others:
+            return rest
+        if len(word) > 3 and prefix + word in others:
+            return prefix + word
+    return ""
 
 
 def antonym_conflict(asked: Question, earlier: Question) -> Conflict | None:
     """Refuse where one says a word and the other its opposite ("enable", "disable"; "un-")."""
-    stems_asked = {stem_of(word) for word in asked.word_set}
-    stems_earlier = {stem_of(word) for word in earlier.word_set}
-    only_asked = stems_asked - stems_earlier
-    only_earlier = stems_earlier - stems_asked
+    only_asked = set(asked.stems - earlier.stems)
+    only_earlier = set(earlier.stems - asked.stems)
     # "in" and "out" stand in any two long texts; they are opposites where the rest is the same.
     alike = 5 * len(set(asked.words) & set(earlier.words)) >= 3 * max(
         len(set(asked.words)), len(set(earlier.words))
@@ -136,9 +142,9 @@ def antonym_conflict(asked: Question, earlier: Question) -> Conflict | None:
         opposites = ANTONYMS.get(word, frozenset()) & only_earlier
         if opposites:
             return Conflict(Guard.ANTONYM, word, min(opposites))
-        for other in only_earlier:
-            if _negates(word, other) or _negates(other, word):
-                return Conflict(Guard.ANTONYM, word, other)
+        denial = _denial_of(word, only_earlier)
+        if denial:
+            return Conflict(Guard.ANTONYM, word, denial)
     return None
 
 

@@ -277,7 +277,15 @@ class LookupReuse:
         self._lock = threading.Lock()
         self._tenants: OrderedDict[str, _TenantLookups] = OrderedDict()
 
-    def lookup(self, tenant: str, text: str, vector: NDArray[Any], fence: Fence) -> Decision:
+    def lookup(
+        self,
+        tenant: str,
+        text: str,
+        vector: NDArray[Any],
+        fence: Fence,
+        *,
+        results: int | None = None,
+    ) -> Decision:
         """Decide whether an earlier result answers this question.
 
         Args:
@@ -285,6 +293,8 @@ class LookupReuse:
             text: The question.
             vector: Its embedding, shape (dim,), finite, not zero; any length, any float dtype.
             fence: What the answer must reflect.
+            results: How many are wanted: a lookup that found fewer is no candidate, and of one
+                that found more only so many are given and, later, judged. None: as many as it has.
 
         Returns:
             A `Reuse`, or a `Refusal` that names the guard. After a search, hand its result and
@@ -310,13 +320,18 @@ class LookupReuse:
         if len(unit) != state.dim:
             raise InputError(f"vector: expected {state.dim} dimensions, found {len(unit)}")
         with state.lock:
-            decision = self._decide(state, question, unit, fence)
+            decision = self._decide(state, question, unit, fence, results)
         return decision
 
     def _decide(
-        self, state: _TenantLookups, question: Question, unit: Vector, fence: Fence
+        self,
+        state: _TenantLookups,
+        question: Question,
+        unit: Vector,
+        fence: Fence,
+        results: int | None,
     ) -> Decision:
-        exact = self._exact(state, question, unit, fence)
+        exact = self._exact(state, question, unit, fence, results)
         if exact is not None:
             return exact
         nearest = state.near.nearest(unit, NEIGHBORS)
@@ -325,8 +340,14 @@ class LookupReuse:
         valid = [(slot, value) for slot, value in nearest if state.is_valid(slot, fence)]
         if not valid:
             return Refusal(Guard.FENCE, similarity=nearest[0][1])
+        if results is not None:
+            enough = [pair for pair in valid if len(state.entries[pair[0]].result_ids) >= results]
+            if not enough:
+                return Refusal(Guard.FEWER_RESULTS, similarity=valid[0][1])
+        else:
+            enough = valid
         refusal: Refusal | None = None
-        for slot, similarity in valid[: self._settings.reuse_candidates_max]:
+        for slot, similarity in enough[: self._settings.reuse_candidates_max]:
             if similarity < self._settings.reuse_similarity_min:
                 return refusal or Refusal(
                     Guard.SIMILARITY, similarity=similarity, bound=state.policy.bound()
@@ -345,7 +366,7 @@ class LookupReuse:
                 verdict = state.policy.refuse()
             trial = Trial(
                 slot=slot, serial=entry.serial, features=features,
-                result_ids=entry.result_ids, verdict=verdict, reused=verdict.allowed,
+                result_ids=entry.result_ids[:results], verdict=verdict, reused=verdict.allowed,
             )  # fmt: skip
             if conflict is not None:
                 refusal = Refusal(
@@ -362,14 +383,19 @@ class LookupReuse:
                 state.policy.skip(verdict)
             return Reuse(
                 source_text=entry.question.text, similarity=similarity, bound=verdict.bound,
-                exact=False, result_ids=entry.result_ids, scores=entry.scores,
+                exact=False, result_ids=entry.result_ids[:results], scores=entry.scores[:results],
                 verify=verdict.verify, trial=trial,
             )  # fmt: skip
         assert refusal is not None
         return refusal
 
     def _exact(
-        self, state: _TenantLookups, question: Question, unit: Vector, fence: Fence
+        self,
+        state: _TenantLookups,
+        question: Question,
+        unit: Vector,
+        fence: Fence,
+        results: int | None,
     ) -> Reuse | None:
         slot = state.by_text.get(question.normal)
         if slot is None or not state.is_valid(slot, fence):
@@ -378,13 +404,16 @@ class LookupReuse:
         # The normal form finds the entry; only the very same request needs no proof.
         if entry.question.text.strip() != question.text.strip():
             return None
+        if results is not None and len(entry.result_ids) < results:
+            return None
         similarity = float(state.near.vectors[slot] @ unit)
         if similarity < _SAME_VECTOR:
             return None
         state.entries.move_to_end(slot)
         return Reuse(
             source_text=entry.question.text, similarity=min(similarity, 1.0), bound=0.0, exact=True,
-            result_ids=entry.result_ids, scores=entry.scores, verify=False, trial=None,
+            result_ids=entry.result_ids[:results], scores=entry.scores[:results], verify=False,
+            trial=None,
         )  # fmt: skip
 
     def store(

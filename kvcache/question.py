@@ -121,6 +121,7 @@ class Question:
         fingerprint: 64-bit BLAKE2b of ``normal``; equal texts have it equal, never the other way.
         words: Content words in order, casefolded, plural endings dropped.
         word_set: The same as a set, with every token casefolded: for "is it mentioned at all".
+        stems: ``word_set`` without common endings.
         negations: Count of negations, with the content word that each one governs.
         amounts: (value in base unit, unit), sorted.
         dates: Dates, months, weekdays, relative days, sorted.
@@ -136,6 +137,7 @@ class Question:
     fingerprint: int
     words: tuple[str, ...]
     word_set: frozenset[str]
+    stems: frozenset[str]
     negations: tuple[str, ...]
     amounts: tuple[tuple[Fraction, str], ...]
     dates: tuple[str, ...]
@@ -386,13 +388,15 @@ def read_question(text: str) -> Question:
                 roles.append((role_open, word))
                 role_open = None
     joined = _SPACE.sub(" ", " ".join(normal))
+    word_set = frozenset(lowered) | frozenset(words)
     governed = tuple(words[index] if index < len(words) else "" for index in negations)
     return Question(
         text=text,
         normal=joined,
         fingerprint=fingerprint_of(joined),
         words=tuple(words),
-        word_set=frozenset(lowered) | frozenset(words),
+        word_set=word_set,
+        stems=frozenset(map(stem_of, word_set)),
         negations=governed,
         amounts=tuple(sorted(amounts)),
         dates=tuple(sorted(dates)),

@@ -71,10 +71,8 @@ class ReuseFront:
         if reason:
             return None, ReuseDecision("searched", reason)
         assert request.text is not None
-        decision = self._reuse.lookup(tenant, request.text, vector, fence)
+        decision = self._reuse.lookup(tenant, request.text, vector, fence, results=request.k)
         if isinstance(decision, Reuse):
-            if len(decision.result_ids) < request.k:
-                return None, ReuseDecision("searched", "the earlier search had fewer results")
             kind = "exact repeat" if decision.exact else f"cosine {decision.similarity:.3f}"
             return decision, ReuseDecision("reused", kind)
         if decision.guard is Guard.DISABLED:

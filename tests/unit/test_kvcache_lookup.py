@@ -125,6 +125,35 @@ def test_proof_comes_before_reuse_and_a_rule_that_fails_is_stopped() -> None:
     reuse.check()
 
 
+def test_only_as_many_as_are_wanted_are_given_and_judged() -> None:
+    """The first three of ten were right; the other seven were never given to anybody."""
+    reuse = filled()
+    asked, vector = "how can I delete topics", vector_of(1)
+    exact = reuse.lookup("acme", "How do I delete a topic?", vector, FENCE, results=3)
+    assert isinstance(exact, Reuse)
+    assert list(exact.result_ids) == IDS[:3]
+    assert exact.scores.tolist() == [0.0, 1.0, 2.0]
+    few = reuse.lookup("acme", asked, vector, FENCE, results=3)
+    assert few.trial is not None
+    assert list(few.trial.result_ids) == IDS[:3]
+    reuse.store("acme", "other", vector, IDS[:3], np.ones(3), FENCE, after=few)
+    state = reuse._tenants["acme"].policy
+    assert state._selector._wrong[-1] == 0.0
+    other = reuse.lookup("acme", asked, vector, FENCE, results=3)
+    # Of the earlier ten, but not of the three that would have been given.
+    reuse.store("acme", "third", vector, IDS[5:8], np.ones(3), FENCE, after=other)
+    assert state._selector._wrong[-1] == 1.0
+
+
+def test_an_earlier_lookup_with_fewer_results_is_no_candidate() -> None:
+    reuse = filled()
+    for text in ("How do I delete a topic?", "how can I delete topics"):
+        decision = reuse.lookup("acme", text, vector_of(1), FENCE, results=11)
+        assert isinstance(decision, Refusal)
+        assert decision.guard is Guard.FEWER_RESULTS
+        assert decision.trial is None, "nothing was offered, so nothing is learnt of it"
+
+
 def test_wrong_reuse_found_by_verification_is_dropped() -> None:
     reuse = filled()
     decision = reuse.lookup("acme", "how can I delete topics", vector_of(1), FENCE)
