@@ -27,10 +27,13 @@ from numpy.typing import NDArray
 from stoker.errors import InputError
 
 # 1 - q over the grid. 0 is best while no error was seen; the others are best where errors are that
-# share of what is bounded. The weights, a Beta(1.5, 3.5) shape, favour few errors.
+# share of what is bounded. The weights, a Beta(2, 7) shape, favour proofs with one to five errors:
+# with more the user waits too long for one to be of use. A little is spread evenly, for long runs.
 _KEEP: NDArray[np.float64] = np.concatenate([[0.0], np.linspace(0.02, 0.98, 49)])
-_SHAPE: NDArray[np.float64] = np.sqrt(_KEEP[1:]) * (1.0 - _KEEP[1:]) ** 2.5
-_WEIGHT: NDArray[np.float64] = np.concatenate([[0.30], 0.70 * _SHAPE / _SHAPE.sum()])
+_SHAPE: NDArray[np.float64] = _KEEP[1:] * (1.0 - _KEEP[1:]) ** 6
+_WEIGHT: NDArray[np.float64] = np.concatenate(
+    [[0.30], 0.67 * _SHAPE / _SHAPE.sum() + 0.03 / len(_SHAPE)]
+)
 
 
 def _log_wealth(errors: int, total: float) -> float:
@@ -52,7 +55,7 @@ def errors_expected_max(errors: int, alpha: float) -> float:
 
     Returns:
         The largest sum of conditional error chances that the errors seen do not rule out:
-        about 3.9 for none at 5 %, 6.6 for one, and errors + O(sqrt(errors log errors)) for many.
+        about 3.4 for none at 5 %, 6.5 for one, and errors + O(sqrt(errors log errors)) for many.
 
     Raises:
         InputError: ``errors`` is negative or ``alpha`` is outside (0, 1).
@@ -184,6 +187,22 @@ class ErrorBound:
         if self.exposure <= 0.0:
             return 1.0
         return min(1.0, errors_expected_max(self.errors, self.alpha) / self.exposure)
+
+    def errors_bearable(self, delta: float, *, most: int) -> int:
+        """Return how many errors more it could take now and stay at or below ``delta``.
+
+        Args:
+            delta: The level to stay below.
+            most: Where to stop counting, at least 0.
+
+        Returns:
+            0 to ``most``; -1 where it is above ``delta`` already.
+        """
+        room = delta * self.exposure
+        for more in range(most + 1):
+            if errors_expected_max(self.errors + more, self.alpha) > room:
+                return more - 1
+        return most
 
     def check(self) -> None:
         """Raise AssertionError on the first broken invariant."""

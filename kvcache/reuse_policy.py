@@ -67,6 +67,8 @@ class ReusePolicy:
     While proving, the cut is the one that proves delta soonest. Once proved, it is chosen by the
     run itself: reuses so far, the errors found or expected among them, and how many errors the
     run's own upper bound would bear. A young run takes only the safest; errors make it stricter.
+    How many of the reuses are verified follows the proof: all of them while one error more would
+    end it, half where it could bear one, and so on down to ``verify_ratio``.
 
     Deterministic: the same decisions, outcomes and coins in the same order give the same answers.
     Not thread-safe: its owner holds a lock.
@@ -77,13 +79,13 @@ class ReusePolicy:
     Args:
         delta: The user's largest share of wrong reuses.
         alpha: Chance that any proof of this policy is ever wrong.
-        verify_ratio: Share of reuses to verify once the rule has settled.
+        verify_ratio: Least share of reuses to verify: once the proof could bear several errors.
     """
 
     LEARN_MIN = 60  # outcomes before the selector says anything
     HISTORY_MAX = 6_000  # outcomes kept: the oldest go first, so the selector follows drift
     DRIFT_KEEP = 300  # outcomes that survive a drift alarm
-    SETTLING = 1_000.0  # reuses over which the verified share falls to its final value
+    BEARABLE_MAX = 6  # errors more that are asked after; the verified share halves with each
     UNSEEN = 0.5  # errors taken to lie above any cut beside those counted: none seen is not none
     SHARE_MAX = 0.5  # of delta; dirtier picks than this prove too slowly to be worth their errors
     # Of delta: the chance of error at which one more pick neither helps nor hinders a proof that
@@ -111,8 +113,8 @@ class ReusePolicy:
         self._alarm = DriftAlarm(rate=min(delta, 0.5))
 
     def _alpha_of(self, serial: int) -> float:
-        # 0.6, 0.24, 0.096, ... of alpha: however often a proof is begun, they sum to alpha.
-        return self._alpha * 0.6 * 0.4**serial
+        # 0.8, 0.16, 0.032, ... of alpha: however often a proof is begun, they sum to alpha.
+        return self._alpha * 0.8 * 0.2**serial
 
     def _leading(self) -> _Proof | None:
         return min(self._proofs, key=lambda proof: proof.bound.upper(), default=None)
@@ -151,10 +153,12 @@ class ReusePolicy:
         proofs = tuple(proof.serial for proof in self._proofs)
         if bound > self._delta:
             return Verdict(False, True, 1.0, chance, bound, proofs)
-        # A rule that has just begun to act is watched closely, then less; and the uncertain ones
-        # more than the certain: they teach more, and weigh the bound to the safe side.
-        ratio = max(self._verify_ratio, 0.5 * math.exp(-self._reused / self.SETTLING))
-        ratio = min(1.0, ratio * (0.5 + chance / self._cut))
+        leading = self._leading()
+        assert leading is not None, "a bound below 1 is some proof's"
+        # Watched most closely where one error more would end it: what is seen then carries the
+        # proof past that error, so that reuse need not stop for it.
+        bearable = leading.bound.errors_bearable(self._delta, most=self.BEARABLE_MAX)
+        ratio = max(self._verify_ratio, 0.5**bearable)
         self._reused += 1
         self._forecast += self._cut_share
         return Verdict(True, coin < ratio, ratio, chance, bound, proofs)

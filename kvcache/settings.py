@@ -54,8 +54,9 @@ class KvcacheSettings:
     reuse_verify_ratio: float = dataclasses.field(
         default=0.1,
         metadata={
-            "help": "Share of reused lookups that a real search checks in the background; one in "
-            "ten keeps nine tenths of the saving; ratio"
+            "help": "Least share of reused lookups that a real search checks in the background, "
+            "once the proof could bear several errors; one in ten keeps nine tenths of the saving; "
+            "ratio"
         },
     )
     reuse_entries_max: int = dataclasses.field(

@@ -54,6 +54,50 @@ def test_coverage_over_seeds() -> None:
     assert reused > 150 * seeds, "a policy that never reuses proves nothing here"
 
 
+def test_reuses_are_watched_by_what_the_proof_could_bear() -> None:
+    """All are verified while one error would end the proof, then fewer, never under the least."""
+    rng = np.random.default_rng(59)
+    policy = ReusePolicy(delta=DELTA, alpha=ALPHA, verify_ratio=0.1)
+    ratios = []
+    for _ in range(2_500):
+        features = pair_features(
+            SAME, SAME, similarity=1.0 - 0.2 * float(rng.random()), around=NO_NEIGHBORHOOD
+        )
+        verdict = policy.decide(features, float(rng.random()))
+        if verdict.allowed:
+            ratios.append(verdict.verify_ratio)
+        if verdict.verify:
+            policy.learn(verdict, features, same=True)
+        else:
+            policy.skip(verdict)
+    assert ratios[0] == 1.0
+    assert set(ratios) == {1.0, 0.5, 0.25, 0.125, 0.1}
+    assert ratios == sorted(ratios, reverse=True), "no error came, so the proof only grew"
+
+
+def test_drift_ends_the_proofs_that_stood() -> None:
+    rng = np.random.default_rng(61)
+    policy = ReusePolicy(delta=DELTA, alpha=ALPHA, verify_ratio=0.2)
+    stood = 0.0
+    for step in range(2_000):
+        features = pair_features(
+            SAME, SAME, similarity=1.0 - 0.2 * float(rng.random()), around=NO_NEIGHBORHOOD
+        )
+        verdict = policy.decide(features, float(rng.random()))
+        if step == 1_200:
+            stood = policy.exposure()
+            assert policy.bound() <= DELTA
+        if verdict.verify:
+            policy.learn(verdict, features, same=step < 1_200 or bool(rng.random() < 0.5))
+        else:
+            policy.skip(verdict)
+        if step > 1_200 and policy.exposure() < 0.5 * stood:
+            break
+    else:
+        pytest.fail("a proof of before the drift is still counted on")
+    assert policy.bound() > DELTA
+
+
 def test_after_drift_reuse_ends_before_much_is_wrong() -> None:
     reused = 0
     for seed in range(6):

@@ -44,7 +44,7 @@ def test_coverage_over_seeds_whatever_the_order(truth: str) -> None:
     for seed in range(runs):
         rng = np.random.default_rng((17, seed))
         bound = ErrorBound(alpha)
-        weighted = 0.0
+        weighted = exposed = 0.0  # counted here: the bound's own exposure is under test
         for step in range(steps):
             rate = {
                 "steady": 0.01,
@@ -58,10 +58,27 @@ def test_coverage_over_seeds_whatever_the_order(truth: str) -> None:
             wrong = bool(rng.random() < ratio and rng.random() < rate)
             bound.add(verify_ratio=ratio, wrong=wrong)
             weighted += ratio * rate
-            if weighted / bound.exposure > bound.upper():
+            exposed += ratio
+            if weighted / exposed > bound.upper():
                 broken += 1
                 break
     assert broken <= 22, f"{broken} of {runs} runs broke the bound"
+
+
+def test_errors_that_it_could_bear_are_those_that_leave_it_below() -> None:
+    bound = ErrorBound(0.05)
+    assert bound.errors_bearable(0.01, most=3) == -1
+    for wrong in (False, True):
+        for _ in range(400):
+            bound.add(verify_ratio=1.0, wrong=False)
+        bound.add(verify_ratio=1.0, wrong=wrong)
+        for delta in (0.005, 0.01, 0.02, 0.05):
+            found = bound.errors_bearable(delta, most=9)
+            after = [
+                errors_expected_max(bound.errors + n, 0.05) / bound.exposure for n in range(11)
+            ]
+            assert found == sum(upper <= delta for upper in after[:10]) - 1
+    assert bound.errors_bearable(1.0, most=4) == 4
 
 
 def test_alarm_is_quiet_within_the_rate_and_loud_beyond() -> None:
