@@ -21,8 +21,8 @@ SEPARATOR: Final = "\x1f"
 
 _TEXT_BYTES_MAX: Final = 16 << 20
 _METADATA_BYTES_MAX: Final = 64 << 10
-_ID_BYTES_MAX: Final = 383  # With a tenant and the separator, 512: what a segment takes.
-_TENANT_BYTES_MAX: Final = 128
+DOCUMENT_ID_BYTES_MAX: Final = 383  # With a tenant and the separator, 512: what a segment takes.
+TENANT_BYTES_MAX: Final = 128
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def check_id(value: object, place: str) -> DocumentId:
             return value
         raise InputError(f"{place}: expected an integer of 64 bits, found {value}")
     if isinstance(value, str):
-        return _check_name(str(value), place, _ID_BYTES_MAX)
+        return _check_name(str(value), place, DOCUMENT_ID_BYTES_MAX)
     raise InputError(f"{place}: expected int or str, found {type(value).__name__}")
 
 
@@ -81,7 +81,7 @@ def check_tenant(value: object) -> str:
     """
     if not isinstance(value, str):
         raise InputError(f"tenant: expected str, found {type(value).__name__}")
-    return _check_name(value, "tenant", _TENANT_BYTES_MAX)
+    return _check_name(value, "tenant", TENANT_BYTES_MAX)
 
 
 def _check_name(value: str, place: str, bytes_max: int) -> str:

@@ -16,6 +16,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from stoker.index.document_values import DOCUMENT_ID_BYTES_MAX, TENANT_BYTES_MAX
 from stoker.prefetch.events import (
     NAME_LENGTH_MAX,
     QUERY_LENGTH_MAX,
@@ -28,9 +29,6 @@ from stoker.service.settings import ServiceSettings
 
 DIMENSION_MAX = 65_536
 TEXT_LENGTH_MAX = 1 << 20
-# What an index takes; `stoker.index` checks again, without knowing the member's place.
-TENANT_BYTES_MAX = 128
-ID_BYTES_MAX = 383
 
 
 @dataclass(frozen=True)
@@ -142,7 +140,7 @@ def parse_documents(
 
 
 def _document(members: _Members) -> DocumentRow:
-    document_id = members.name("id", ID_BYTES_MAX)
+    document_id = members.name("id", DOCUMENT_ID_BYTES_MAX)
     text = members.text("text", TEXT_LENGTH_MAX)
     vector = members.vector("vector")
     metadata = members.mapping("metadata") or {}
@@ -214,7 +212,10 @@ def parse_warmup(raw: bytes) -> WarmupRequest:
 
 
 def check_name(value: str, what: str, bytes_max: int, *, where: str) -> str:
-    """Return an id or a tenant as it is. Raises RequestError where an index could not keep it."""
+    """Return an id or a tenant as it is. Raises RequestError where an index could not keep it.
+
+    The index checks again, without knowing the member's place.
+    """
     size = len(value.encode("utf-8", "surrogatepass"))
     if not 1 <= size <= bytes_max:
         raise RequestError(

@@ -16,7 +16,7 @@ class Passage:
     """One chunk of text, or one ready vector, on its way into an index.
 
     Attributes:
-        id: Unique in its index; 1 to 512 bytes of UTF-8 without control characters.
+        id: Unique in its index; 1 to 383 bytes of UTF-8 without control characters.
         text: What is embedded and shown; empty where only a vector was given.
         metadata: JSON values; always has ``source``.
         vector: float32, shape (dim,), finite; absent where the text is still to be embedded.

@@ -16,7 +16,13 @@ from pathlib import Path
 from stoker.errors import InputError, UnavailableError
 from stoker.service.chunking import chunk_sections
 from stoker.service.passages import Passage, ReadReport, text_digest
-from stoker.service.readers_rows import RowLimits, read_jsonl, read_npy, read_parquet
+from stoker.service.readers_rows import (
+    RowLimits,
+    checked_id,
+    read_jsonl,
+    read_npy,
+    read_parquet,
+)
 from stoker.service.readers_text import TEXT_ENDINGS, read_sections
 
 _FOLDERS_SKIPPED = frozenset({"__pycache__", "node_modules"})
@@ -117,8 +123,12 @@ def _read_file(path: Path, name: str, report: ReadReport, bounds: ReadLimits) ->
 def _read_text(path: Path, name: str, bounds: ReadLimits) -> Iterator[Passage]:
     sections = read_sections(path, bytes_max=bounds.file_bytes_max)
     for place, chunk in enumerate(chunk_sections(sections, words=bounds.words)):
+        try:
+            chunk_id = checked_id(f"{name}#{place}", bounds.rows)
+        except InputError as error:  # a path may be longer than an id, and hold a line's end
+            raise InputError(f"{path}: its name cannot begin ids: {error}") from error
         yield Passage(
-            id=f"{name}#{place}",
+            id=chunk_id,
             text=chunk.text,
             metadata={
                 "source": name,

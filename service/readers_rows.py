@@ -16,6 +16,11 @@ import orjson
 from numpy.typing import NDArray
 
 from stoker.errors import InputError, UnavailableError
+from stoker.index.document_values import (
+    DEFAULT_TENANT,
+    DOCUMENT_ID_BYTES_MAX,
+    encode_metadata,
+)
 from stoker.service.passages import Passage, ReadReport, text_digest
 
 _FLOAT_MAX = float(np.finfo(np.float32).max)
@@ -28,16 +33,14 @@ class RowLimits:
     Attributes:
         line_bytes_max: Longest JSONL line, after decompression (a 4,096-d vector is about 90 KB).
         text_bytes_max: Longest text of one passage.
-        id_bytes_max: Longest id; events carry ids of at most 512 characters.
-        metadata_bytes_max: Longest metadata, as JSON.
+        id_bytes_max: Longest id.
         dim_max: Most numbers in one vector.
         block_rows: Rows of Parquet and `.npy` held at a time.
     """
 
     line_bytes_max: int = 16 << 20
     text_bytes_max: int = 4 << 20
-    id_bytes_max: int = 512
-    metadata_bytes_max: int = 1 << 20
+    id_bytes_max: int = DOCUMENT_ID_BYTES_MAX
     dim_max: int = 65_536
     block_rows: int = 1_024
 
@@ -124,7 +127,7 @@ def passage_of(row: Mapping[str, Any], *, origin: str, limits: RowLimits) -> Pas
     vector = None if raw is None else checked_vector(raw, limits)
     if vector is None and not text.strip():
         raise InputError("row has neither a `text` nor a `vector`")
-    metadata = _metadata(row, limits)
+    metadata = _metadata(row)
     metadata["content_hash"] = text_digest(text)
     metadata.setdefault("source", origin.rsplit("/", 1)[-1].split(":")[0].split(" row ")[0])
     return Passage(id=chunk_id, text=text, metadata=metadata, origin=origin, vector=vector)
@@ -168,7 +171,7 @@ def checked_vector(raw: object, limits: RowLimits) -> NDArray[np.float32]:
     return wide.astype(np.float32)
 
 
-def _metadata(row: Mapping[str, Any], limits: RowLimits) -> dict[str, Any]:
+def _metadata(row: Mapping[str, Any]) -> dict[str, Any]:
     given = row.get("metadata")
     if isinstance(given, str):
         try:
@@ -181,14 +184,9 @@ def _metadata(row: Mapping[str, Any], limits: RowLimits) -> dict[str, Any]:
         raise InputError(f"`metadata` must be an object, found {type(given).__name__}")
     metadata = {key: value for key, value in row.items() if key not in _COLUMNS}
     metadata.update(given)
-    try:
-        size = len(orjson.dumps(metadata))
-    except (TypeError, orjson.JSONEncodeError) as error:
-        raise InputError(f"`metadata` cannot be written as JSON: {error}") from error
-    if size > limits.metadata_bytes_max:
-        raise InputError(
-            f"`metadata` has {size} bytes, at most {limits.metadata_bytes_max} are allowed"
-        )
+    # Checked here as the index will: there the row's place is no longer known, and its texts are
+    # embedded already.
+    encode_metadata(metadata, DEFAULT_TENANT, "`metadata`")
     return metadata
 
 

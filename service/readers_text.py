@@ -43,6 +43,8 @@ def read_sections(path: Path, *, bytes_max: int) -> list[Section]:
                 ) from error
             except RecursionError as error:
                 raise InputError(f"{path}: nested too deeply") from error
+            except InputError as error:
+                raise InputError(f"{path}: {error}") from error
     raise InputError(f"{path}: not a text ending")
 
 
@@ -177,9 +179,11 @@ def _html(text: str) -> list[Section]:
             outline.paragraph(content)
 
     stack: list[tuple[Any, bool]] = [(tree, False)]
-    for _ in range(_NODES_MAX):
-        if not stack:
-            break
+    left = _NODES_MAX
+    while stack:
+        left -= 1
+        if left < 0:  # a part of the page must not pass for the page
+            raise InputError(f"has more than {_NODES_MAX:,} tags and texts")
         node, leaving = stack.pop()
         if type(node) in strings:
             held.append(str(node))

@@ -6,9 +6,9 @@ from functools import partial
 
 from aiohttp import web
 
+from stoker.index.document_values import DOCUMENT_ID_BYTES_MAX
 from stoker.service.answers import WriteAnswer
 from stoker.service.bodies import (
-    ID_BYTES_MAX,
     DocumentRow,
     check_name,
     parse_delete,
@@ -47,7 +47,7 @@ async def _upsert(request: web.Request) -> web.StreamResponse:
 
 async def _delete(request: web.Request) -> web.StreamResponse:
     engine = request.app[ENGINE]
-    document_id = check_name(request.match_info["id"], "id", ID_BYTES_MAX, where="id")
+    document_id = check_name(request.match_info["id"], "id", DOCUMENT_ID_BYTES_MAX, where="id")
     tenant = tenant_of(request, parse_delete(request.query))
     count = await request.app[LANES].write.run(
         engine.config.service.write_deadline_s,

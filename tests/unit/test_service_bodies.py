@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 
 from stoker.errors import InputError
-from stoker.index.document_values import check_id, check_tenant
-from stoker.service.bodies import (
-    ID_BYTES_MAX,
+from stoker.index.document_values import (
+    DOCUMENT_ID_BYTES_MAX,
     TENANT_BYTES_MAX,
+    check_id,
+    check_tenant,
+)
+from stoker.service.bodies import (
     parse_delete,
     parse_documents,
     parse_events,
@@ -160,10 +163,10 @@ def test_refused_documents_name_the_member(body: Any, where: str) -> None:
 
 
 def test_names_are_bounded_as_the_index_bounds_them() -> None:
-    check_id("é" * (ID_BYTES_MAX // 2), "id")
+    check_id("é" * (DOCUMENT_ID_BYTES_MAX // 2), "id")
     check_tenant("é" * (TENANT_BYTES_MAX // 2))
     with pytest.raises(InputError):
-        check_id("x" * (ID_BYTES_MAX + 1), "id")
+        check_id("x" * (DOCUMENT_ID_BYTES_MAX + 1), "id")
     with pytest.raises(InputError):
         check_tenant("x" * (TENANT_BYTES_MAX + 1))
     with pytest.raises(RequestError) as caught:

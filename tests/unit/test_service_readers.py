@@ -163,12 +163,15 @@ def test_gzip_jsonl_is_the_same(tmp_path: Path) -> None:
         ("{not json", "not valid JSON"),
         ("[1, 2]", "expected a JSON object, found list"),
         ('{"text": "x"}', "`id` is missing"),
-        ('{"id": "", "text": "x"}', "1 to 512 bytes"),
+        ('{"id": "", "text": "x"}', "1 to 383 bytes"),
+        ('{"id": "' + "x" * 384 + '", "text": "x"}', "1 to 383 bytes"),
         ('{"id": true, "text": "x"}', "found bool"),
         ('{"id": "a\\u0000b", "text": "x"}', "control characters"),
         ('{"id": "a", "text": 5}', "`text` must be a string, found int"),
         ('{"id": "a"}', "neither a `text` nor a `vector`"),
         ('{"id": "a", "text": "x", "metadata": [1]}', "`metadata` must be an object"),
+        ('{"id": "a", "text": "x", "tenant": "t"}', "metadata key 'tenant' cannot be used"),
+        ('{"id": "a", "text": "x", "m": ' + '{"a":' * 300 + "1" + "}" * 301, "Recursion limit"),
         ('{"id": "a", "vector": [1.0, NaN]}', "not valid JSON"),
         ('{"id": "a", "vector": [1.0, 1e300]}', "not finite as float32 at place 1"),
         ('{"id": "a", "vector": []}', "not empty"),
@@ -278,6 +281,38 @@ def test_deeply_nested_documents_do_not_break_the_reader(tmp_path: Path) -> None
     (tmp_path / "deep.md").write_text("> " * 2_000 + "core\n")
     passages, _ = read(tmp_path)
     assert any("core" in p.text for p in passages if p.id.endswith("deep.html#0"))
+
+
+def test_a_page_with_too_many_parts_is_not_read_in_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker.service.readers_text._NODES_MAX", 100)
+    (tmp_path / "wide.html").write_text("<p>x</p>" * 100 + "<p>the end</p>")
+    (tmp_path / "good.txt").write_text("Fine.")
+    passages, report = read(tmp_path)
+    assert [p.text for p in passages] == ["Fine."]
+    assert [s.reason for s in report.skipped] == ["has more than 100 tags and texts"]
+    with pytest.raises(InputError, match=r"wide\.html: has more than 100"):
+        read(tmp_path / "wide.html")
+
+
+def test_metadata_that_an_index_cannot_keep_stops_at_its_row(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"id": "a", "text": "x", "metadata": {"m": "y" * 70_000}}))
+    with pytest.raises(InputError, match=r"a\.jsonl:1: `metadata`: expected at most 65536 bytes"):
+        read(path)
+
+
+def test_a_file_whose_path_cannot_begin_an_id_is_skipped_and_said(tmp_path: Path) -> None:
+    deep = tmp_path / "docs" / ("a" * 200) / ("b" * 200)
+    deep.mkdir(parents=True)
+    (deep / "long.txt").write_text("Far down.")
+    (tmp_path / "docs" / "two\nlines.txt").write_text("Odd.")
+    (tmp_path / "docs" / "good.txt").write_text("Fine.")
+    passages, report = read(tmp_path / "docs")
+    assert [p.id for p in passages] == ["docs/good.txt#0"]
+    assert all("its name cannot begin ids" in s.reason for s in report.skipped)
+    assert report.skipped_count == 2
 
 
 def test_restructured_text_cannot_include_files_or_raw(tmp_path: Path) -> None:
