@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
+import contextlib
 import dataclasses
 import math
 import threading
@@ -73,7 +74,10 @@ def replay_http(
     room = threading.Semaphore(in_flight_max)
     started_s = monotonic()
     searches = events = refused = late = 0
-    with concurrent.futures.ThreadPoolExecutor(in_flight_max, "replay") as pool:
+    with (
+        contextlib.closing(sender),
+        concurrent.futures.ThreadPoolExecutor(in_flight_max, "replay") as pool,
+    ):
         for count, occurrence in enumerate(occurrences, 1):
             event = occurrence.event
             if event is None:
@@ -91,7 +95,6 @@ def replay_http(
             future.add_done_callback(lambda _: room.release())
             if progress is not None:
                 progress(count)
-    sender.close()
     return TrafficReport(
         searches=searches,
         events=events,
@@ -117,8 +120,8 @@ class _Sender:
         self.latencies_s: list[float] = []
 
     def send(self, event: Event, due_s: float) -> None:
-        client = self._client(event.tenant)
         try:
+            client = self._client(event.tenant)
             if event.type == SEARCH_PERFORMED and event.query:
                 client.search(
                     event.query,
@@ -132,13 +135,19 @@ class _Sender:
                     self.latencies_s.append(self._monotonic() - due_s)
             else:
                 client.send_events([event.raw])
-        except StokerError as error:
+        except Exception as error:
+            # A fault of ours too: nobody looks at what the pool's thread raised.
             name = type(error).__name__
             with self._lock:
                 self.failed[name] += 1
                 first = self.failed[name] == 1
             if first:
-                log.warning("service.replay_request_failed", error=name, reason=str(error))
+                log.warning(
+                    "service.replay_request_failed",
+                    error=name,
+                    reason=str(error),
+                    exc_info=not isinstance(error, StokerError),
+                )
 
     def close(self) -> None:
         for client in self._clients.values():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
 import lzma
@@ -11,6 +12,7 @@ from typing import Any
 
 import orjson
 import pytest
+import structlog
 
 from stoker.errors import ConfigError, InputError
 from stoker.prefetch.events import (
@@ -238,12 +240,37 @@ class FakeClient:
         self.sent.append((self.tenant, "search", (text, options["k"], options["session"])))
         if text == "fail":
             raise InputError("refused")
+        if text == "break":
+            raise ZeroDivisionError("a fault of ours")
 
     def send_events(self, events: Sequence[Any]) -> None:
         self.sent.append((self.tenant, "events", events[0]["id"]))
 
     def close(self) -> None:
         self.sent.append((self.tenant, "close", None))
+
+
+def test_no_request_that_fails_goes_uncounted() -> None:
+    sent: list[tuple[str, str, Any]] = []
+    events = [event(i, query=query) for i, query in enumerate(["break", "fail", "why?"], 1)]
+    events.append(dataclasses.replace(event(4, query="why?"), tenant="nobody"))
+    sleeper = Sleeper()
+
+    def open_client(tenant: str) -> FakeClient:
+        if tenant == "nobody":
+            raise ValueError("no such tenant")
+        return FakeClient(tenant, sent)
+
+    with structlog.testing.capture_logs() as lines:
+        report = replay_http(
+            iter([Occurrence(encode(e), e) for e in events]),
+            open_client=open_client,  # type: ignore[arg-type]
+            clock=VirtualClock(monotonic=sleeper.monotonic, sleep=sleeper.sleep),
+            monotonic=sleeper.monotonic,
+        )
+    assert report.failed == {"ZeroDivisionError": 1, "InputError": 1, "ValueError": 1}
+    assert len(lines) == 3
+    assert sent[-1] == ("t", "close", None)
 
 
 def test_traffic_goes_to_the_server_as_it_was_recorded() -> None:
