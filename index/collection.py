@@ -417,6 +417,15 @@ class Collection:
         with self._serving.taken() as view:
             return self._units.load(view, kind, units, sticky=sticky, deadline_s=deadline_s)
 
+    def expected_recall(self, coverage: Mapping[str, float]) -> float | None:
+        """Mean recall@10 of answers from memory alone, by calibration; None where unknown.
+
+        Args:
+            coverage: Kind of page -> share of what demand looks at that is resident, in [0, 1].
+        """
+        with self._serving.taken() as view:
+            return self._units.expected_recall(view, coverage)
+
     def resident_count(self, kind: str, units: NDArray[np.uint32]) -> int:
         """Return how many of the pages that `unit_batches` named are in memory now."""
         with self._serving.taken() as view:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -87,6 +88,27 @@ class Calibration:
     coarse_error: float = 0.0
     coarse_recall_mean: tuple[float, ...] = ()
     coarse_recall_low: tuple[float, ...] = ()
+
+    def recall_from_memory(self, bits: int, coverage: Mapping[str, float]) -> float | None:
+        """Mean recall@k of answers from memory alone, in [0, 1]; None where nobody measured it.
+
+        Between two stages that were measured (upper layers; all of links and codes; second codes;
+        vectors) in proportion to what demand finds of the kind that makes the difference.
+
+        Args:
+            bits: Of the codes that walks compare. Walks on 2-bit codes were measured with
+                everything resident only.
+            coverage: Kind -> share of what demand looks at that is resident, in [0, 1].
+        """
+        if bits != 4 or coverage.get("upper", 1.0) < 1.0:
+            return None
+        walk = min(coverage.get("links", 0.0), coverage.get("codes", 0.0))
+        found = self.upper_mean + walk * (self.code_recall - self.upper_mean)
+        settled = walk * coverage.get("refine", 0.0)
+        found += settled * max(self.refined_recall - self.code_recall, 0.0)
+        exact = walk * coverage.get("vectors", 0.0)
+        found += exact * max(self.recall_mean[-1] - self.refined_recall, 0.0)
+        return min(max(found, 0.0), 1.0)
 
 
 @dataclasses.dataclass(frozen=True)

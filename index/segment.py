@@ -10,7 +10,7 @@ import dataclasses
 import math
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -482,6 +482,13 @@ class Segment:
         """What is in memory now, from the page pool's tables."""
         pages = self._require_open()
         return pages.resident() if pages else Residency((), (), 0, 0, 0)
+
+    def expected_recall(self, coverage: Mapping[str, float]) -> float | None:
+        """Mean recall of answers from memory alone; see `Calibration.recall_from_memory`."""
+        calibration = self.manifest.calibration
+        if calibration is None:
+            return None
+        return calibration.recall_from_memory(self.navigation_bits, coverage)
 
     def page_counts(self) -> tuple[int, int]:
         """How often searches found the page of a record in memory, and how often not."""

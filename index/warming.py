@@ -150,6 +150,17 @@ class UnitNumbers:
         totals["not_reached"] += int(np.asarray(units).size) - asked
         return LoadCounts(**totals, seconds=time.monotonic() - started)
 
+    def expected_recall(self, view: View, coverage: Mapping[str, float]) -> float | None:
+        """Mean over the rows of all segments; None where one of them does not know it."""
+        rows = total = 0.0
+        for segment in view.segments:
+            recall = segment.sealed.segment.expected_recall(coverage)
+            if recall is None:
+                return None
+            rows += segment.sealed.entry.count
+            total += segment.sealed.entry.count * recall
+        return total / rows if rows else None
+
     def resident_count(self, view: View, kind: str, units: NDArray[np.uint32]) -> int:
         """Return how many of these pages are in memory now."""
         return sum(

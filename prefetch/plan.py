@@ -152,7 +152,8 @@ def predicted_ratio(*, covered: float, total: float, unseen_ratio: float, anywhe
     return (1.0 - unseen_ratio) * seen + unseen_ratio * min(1.0, anywhere / total)
 
 
-def _unit_benefit(batches: Sequence[UnitBatch]) -> dict[tuple[str, str, int], float]:
+def unit_benefit(batches: Sequence[UnitBatch]) -> dict[tuple[str, str, int], float]:
+    """Mean benefit of the units offered, by source, kind and stage."""
     sums: dict[tuple[str, str, int], tuple[float, int]] = {}
     for batch in batches:
         key = (batch.source, batch.kind, batch.stage)
@@ -354,10 +355,10 @@ def plan_warm(
         if units
     )
     planned_bytes = int(ends[count - 1]) if count else 0
-    unit_benefit = _unit_benefit(offered)
+    means = unit_benefit(offered)
     planned = np.bincount(rows.batch[:count], minlength=len(offered)).tolist()
     anywhere = sum(
-        units * unit_benefit[batch.source, batch.kind, batch.stage]
+        units * means[batch.source, batch.kind, batch.stage]
         for batch, units in zip(offered, planned, strict=True)
     )
     return WarmPlan(
@@ -374,5 +375,5 @@ def plan_warm(
             anywhere=anywhere,
         ),
         unseen_ratio=unseen_ratio,
-        unit_benefit=unit_benefit,
+        unit_benefit=means,
     )

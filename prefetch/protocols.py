@@ -103,3 +103,18 @@ class ResidencyReader(Protocol):
     def resident_count(self, kind: str, units: NDArray[np.uint32]) -> int:
         """Return how many of ``units`` (uint32, shape (n,)) of ``kind`` are resident now."""
         ...
+
+
+@runtime_checkable
+class RecallReader(Protocol):
+    """A source that can say what its answers are worth by what is resident."""
+
+    def expected_recall(self, coverage: Mapping[str, float]) -> float | None:
+        """Return the mean recall@10 of an answer from memory alone, in [0, 1].
+
+        Args:
+            coverage: Kind -> share of what demand looks at that is resident, in [0, 1].
+
+        None where nobody has measured it.
+        """
+        ...

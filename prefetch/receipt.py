@@ -59,12 +59,24 @@ class ReceiptLine:
 
 @dataclass(frozen=True)
 class StageMark:
-    """The state at the end of a stage: what could be promised from then on."""
+    """The state at the end of a stage: what could be promised from then on.
+
+    Attributes:
+        stage: Its number.
+        seconds: Since the warm-up began.
+        bytes_read: By all stages so far, from the device.
+        predicted_hit_ratio: As the receipt's, of what is resident by then.
+        pages: Units resident by then, loaded or found there.
+        expected_recall: Mean recall@10 of an answer from memory alone by then; None where the
+            source cannot say.
+    """
 
     stage: int
     seconds: float
     bytes_read: int
     predicted_hit_ratio: float
+    pages: int = 0
+    expected_recall: float | None = None
 
 
 @dataclass(frozen=True)

@@ -9,22 +9,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import structlog
 from numpy.typing import NDArray
 
 from stoker.errors import InputError, StokerError
-from stoker.prefetch.plan import WarmPlan, WarmStep, plan_warm, predicted_ratio
+from stoker.prefetch.plan import WarmPlan, WarmStep, plan_warm, predicted_ratio, unit_benefit
 from stoker.prefetch.protocols import (
     ContentKey,
     LoadOutcome,
+    RecallReader,
     ResidencyReader,
     UnitBatch,
     WarmSource,
 )
 from stoker.prefetch.receipt import Receipt, ReceiptLine, StageMark
+from stoker.prefetch.warm_control import WarmControl, check_heat
 
 log = structlog.get_logger(__name__)
 
@@ -32,6 +34,7 @@ SKIP_DEADLINE = "deadline passed"
 SKIP_NO_ROOM = "no room in the pool"
 SKIP_FAILED = "read failed or page damaged"
 SKIP_STOPPED = "an earlier error stopped the warm-up"
+SKIP_CANCELLED = "cancelled"
 
 Progress = Callable[[StageMark], None]
 _LineKey = tuple[str, str, int]
@@ -51,11 +54,41 @@ class _Tally:
     seconds: float = 0.0
     unit_bytes: int = 0
     skipped: dict[str, int] = field(default_factory=dict)
+    left_out: dict[str, int] = field(default_factory=dict)  # by the plan, before any load
     tried: list[NDArray[np.uint32]] = field(default_factory=list)
 
     def skip(self, reason: str, units: int) -> None:
         if units:
             self.skipped[reason] = self.skipped.get(reason, 0) + units
+
+    def tried_units(self) -> NDArray[np.uint32]:
+        return np.concatenate(self.tried) if self.tried else np.empty(0, np.uint32)
+
+
+@dataclass
+class _Coverage:
+    """How much of a kind is resident: of what is expected of it, or of its units."""
+
+    benefit: float = 0.0
+    benefit_covered: float = 0.0
+    units: int = 0
+    units_covered: float = 0.0
+
+    def ratio(self) -> float:
+        if self.benefit > 0.0:
+            return min(1.0, self.benefit_covered / self.benefit)
+        return min(1.0, self.units_covered / self.units) if self.units else 1.0
+
+
+@dataclass(frozen=True)
+class _Limits:
+    """What a warm-up may take, as `run_warm` was told."""
+
+    budget_bytes: int | None
+    bandwidth_bytes_s: float | None
+    deadline_s: float | None
+    round_bytes: int
+    unseen_ratio: float
 
 
 def run_warm(
@@ -68,13 +101,14 @@ def run_warm(
     round_bytes: int = 16 << 20,
     unseen_ratio: float = 0.0,
     progress: Progress | None = None,
+    control: WarmControl | None = None,
     clock: Callable[[], float] = time.monotonic,
     wall: Callable[[], float] = time.time,
 ) -> Receipt:
     """Plan, load stage by stage with the top layers first, and read back what is resident.
 
-    Blocks until done. An error of a source stops the loading, not the caller: it is in the
-    receipt (`Receipt.error`) and logged, because a search can be served from what is there.
+    Blocks until done, or cancelled. An error of a source stops the loading, not the caller: it is
+    in the receipt (`Receipt.error`) and logged, because a search can be served from what is there.
 
     Args:
         source: One room or several; several share the one budget by benefit per byte.
@@ -82,10 +116,11 @@ def run_warm(
         budget_bytes: Bytes that may be made resident; None means no limit.
         bandwidth_bytes_s: What the device gives, where known: the plan then holds only what the
             deadline allows.
-        deadline_s: Seconds from now after which no load starts.
+        deadline_s: Seconds from now after which no load starts. Pauses count.
         round_bytes: See `plan_warm`.
         unseen_ratio: See `plan_warm`.
         progress: Called with the mark of each finished stage, in this thread.
+        control: Through which another thread pauses, resumes, re-prioritises or cancels it.
         clock: Monotonic seconds; passed in by tests.
         wall: Unix seconds; passed in by tests.
 
@@ -98,49 +133,33 @@ def run_warm(
     started = clock()
     started_s = wall()
     sources = list(source) if isinstance(source, Sequence) else [source]
-    batches, owners = _collect(sources, heat)
-    plan = plan_warm(
-        batches,
-        budget_bytes=budget_bytes,
-        bandwidth_bytes_s=bandwidth_bytes_s,
-        deadline_s=deadline_s,
-        round_bytes=round_bytes,
-        unseen_ratio=unseen_ratio,
-    )
-    plan_seconds = clock() - started
-    log.info(
-        "prefetch.plan_built",
-        steps=len(plan.steps),
-        planned_bytes=plan.planned_bytes,
-        predicted_hit_ratio=round(plan.predicted_hit_ratio, 4),
-        plan_ms=round(plan_seconds * 1e3, 2),
-    )
-    tallies = _tallies(batches, plan)
-    run = _Run(owners, tallies, plan, clock, started, deadline_s, progress)
+    limits = _Limits(budget_bytes, bandwidth_bytes_s, deadline_s, round_bytes, unseen_ratio)
+    run = _Run(sources, limits, clock, started, progress, control)
+    run.plan(heat)
     run.load()
     lines = tuple(
-        _line(key, tally, owners[key[0], key[1]])
+        _line(key, tally, run.owners[key[0], key[1]])
         for key, tally in sorted(
-            tallies.items(), key=lambda item: (item[0][2], item[0][0], item[0][1])
+            run.tallies.items(), key=lambda item: (item[0][2], item[0][0], item[0][1])
         )
     )
     receipt = Receipt(
         started_s=started_s,
         seconds=clock() - started,
-        plan_seconds=plan_seconds,
+        plan_seconds=run.plan_seconds,
         budget_bytes=budget_bytes,
         deadline_s=deadline_s,
         lines=lines,
         stages=tuple(run.marks),
-        planned_bytes=plan.planned_bytes,
+        planned_bytes=sum(line.planned_bytes for line in lines),
         bytes_read=sum(line.bytes_read for line in lines),
         resident_bytes=sum(
-            (line.resident or 0) * tallies[line.source, line.kind, line.stage].unit_bytes
+            (line.resident or 0) * run.tallies[line.source, line.kind, line.stage].unit_bytes
             for line in lines
         ),
-        planned_hit_ratio=plan.predicted_hit_ratio,
+        planned_hit_ratio=run.planned_hit_ratio,
         predicted_hit_ratio=run.covered_ratio(),
-        heat_keys=len(heat),
+        heat_keys=run.heat_keys,
         error=run.error,
     )
     log.info(
@@ -157,9 +176,7 @@ def run_warm(
 def _collect(
     sources: Sequence[WarmSource], heat: Mapping[ContentKey, float]
 ) -> tuple[list[UnitBatch], dict[tuple[str, str], WarmSource]]:
-    for key, weight in heat.items():
-        if not weight >= 0.0:
-            raise InputError(f"heat of {key!r} must be >= 0, got {weight}")
+    check_heat(heat)
     batches: list[UnitBatch] = []
     owners: dict[tuple[str, str], WarmSource] = {}
     for one in sources:
@@ -173,66 +190,196 @@ def _collect(
     return batches, owners
 
 
-def _tallies(batches: Sequence[UnitBatch], plan: WarmPlan) -> dict[_LineKey, _Tally]:
-    tallies: dict[_LineKey, _Tally] = {}
-    for batch in batches:
-        tally = tallies.setdefault((batch.source, batch.kind, batch.stage), _Tally())
-        tally.offered += len(batch.units)
-        tally.unit_bytes = batch.unit_bytes
-    for step in plan.steps:
-        tally = tallies[step.source, step.kind, step.stage]
-        tally.planned += len(step.units)
-        tally.planned_bytes += step.bytes
-    for skip in plan.skips:
-        tallies[skip.source, skip.kind, skip.stage].skip(skip.reason, skip.units)
-    return tallies
-
-
 class _Run:
-    """One pass over a plan's steps. Holds what has been covered, and why it stopped."""
+    """One warm-up: its plan, which may be made anew, and what has come of it.
+
+    Attributes:
+        owners: The source of each (source's name, kind).
+        tallies: What happened, by source, kind and stage.
+        marks: One at the end of each stage.
+        plan_seconds: Spent on planning, all plans together.
+        planned_hit_ratio: Predicted for the last plan, had all of it been loaded.
+        heat_keys: Of the last plan.
+        error: Why loading stopped early; None where it did not.
+    """
 
     def __init__(
         self,
-        owners: Mapping[tuple[str, str], WarmSource],
-        tallies: Mapping[_LineKey, _Tally],
-        plan: WarmPlan,
+        sources: Sequence[WarmSource],
+        limits: _Limits,
         clock: Callable[[], float],
         started: float,
-        deadline_s: float | None,
         progress: Progress | None,
+        control: WarmControl | None,
     ) -> None:
-        self._owners = owners
-        self._tallies = tallies
-        self._plan = plan
+        self._sources = sources
+        self._limits = limits
         self._clock = clock
         self._started = started
-        self._deadline_s = deadline_s
         self._progress = progress
+        self._control = control
+        self._steps: list[WarmStep] = []
+        self._total = 0.0
+        self._unit_benefit: Mapping[_LineKey, float] = {}
+        self._kinds: dict[tuple[str, str], _Coverage] = {}
         self._covered = 0.0
         self._anywhere = 0.0
         self._bytes_read = 0
+        self._pages = 0
         self._full: set[str] = set()
+        self.owners: dict[tuple[str, str], WarmSource] = {}
+        self.tallies: dict[_LineKey, _Tally] = {}
         self.marks: list[StageMark] = []
+        self.plan_seconds = 0.0
+        self.planned_hit_ratio = 0.0
+        self.heat_keys = 0
         self.error: str | None = None
 
     def covered_ratio(self) -> float:
-        plan = self._plan
         return predicted_ratio(
             covered=self._covered,
-            total=plan.benefit_total,
-            unseen_ratio=plan.unseen_ratio,
+            total=self._total,
+            unseen_ratio=self._limits.unseen_ratio,
             anywhere=self._anywhere,
         )
 
+    # ---- planning ----------------------------------------------------------------------------
+
+    def plan(self, heat: Mapping[ContentKey, float]) -> None:
+        """Plan all that has not been tried yet, within what is left of the limits."""
+        began = self._clock()
+        limits = self._limits
+        batches, self.owners = _collect(self._sources, heat)
+        self._offer(batches)
+        tried_bytes = sum(
+            len(units) * tally.unit_bytes
+            for tally in self.tallies.values()
+            for units in tally.tried
+        )
+        plan = plan_warm(
+            [self._untried(batch) for batch in batches],
+            budget_bytes=None
+            if limits.budget_bytes is None
+            else max(0, limits.budget_bytes - tried_bytes),
+            bandwidth_bytes_s=limits.bandwidth_bytes_s,
+            deadline_s=self._left_s(),
+            round_bytes=limits.round_bytes,
+            unseen_ratio=limits.unseen_ratio,
+        )
+        self._steps = list(plan.steps)
+        self._count(plan)
+        self.heat_keys = len(heat)
+        seconds = self._clock() - began
+        self.plan_seconds += seconds
+        log.info(
+            "prefetch.plan_built",
+            steps=len(plan.steps),
+            planned_bytes=plan.planned_bytes,
+            predicted_hit_ratio=round(self.planned_hit_ratio, 4),
+            plan_ms=round(seconds * 1e3, 2),
+        )
+
+    def _offer(self, batches: Sequence[UnitBatch]) -> None:
+        """Weigh all units by this heat: also what was loaded by an earlier one."""
+        for tally in self.tallies.values():
+            tally.offered = 0
+        self._unit_benefit = unit_benefit(batches)
+        self._kinds = {}
+        self._total = self._covered = self._anywhere = 0.0
+        for batch in batches:
+            key = (batch.source, batch.kind, batch.stage)
+            tally = self.tallies.setdefault(key, _Tally())
+            tally.offered += len(batch.units)
+            tally.unit_bytes = batch.unit_bytes
+            whole = float(batch.benefit.sum(dtype=np.float64))
+            self._total += whole
+            kind = self._kinds.setdefault(key[:2], _Coverage())
+            kind.benefit += whole
+            kind.units += len(batch.units)
+            if tally.tried:
+                tried = np.isin(batch.units, tally.tried_units())
+                have = float(batch.benefit[tried].sum(dtype=np.float64))
+                self._cover(key, have, int(np.count_nonzero(tried)))
+
+    def _cover(self, key: _LineKey, benefit: float, units: float) -> None:
+        kind = self._kinds[key[:2]]
+        kind.benefit_covered += benefit
+        kind.units_covered += units
+        self._covered += benefit
+        self._anywhere += self._unit_benefit.get(key, 0.0) * units
+
+    def _untried(self, batch: UnitBatch) -> UnitBatch:
+        tally = self.tallies[batch.source, batch.kind, batch.stage]
+        if not tally.tried:
+            return batch
+        left = ~np.isin(batch.units, tally.tried_units())
+        return replace(batch, units=batch.units[left], benefit=batch.benefit[left])
+
+    def _count(self, plan: WarmPlan) -> None:
+        for tally in self.tallies.values():
+            tally.left_out = {}
+            tally.planned = len(tally.tried_units())
+            tally.planned_bytes = tally.planned * tally.unit_bytes
+        covered, anywhere = self._covered, self._anywhere
+        for step in plan.steps:
+            key = (step.source, step.kind, step.stage)
+            tally = self.tallies[key]
+            tally.planned += len(step.units)
+            tally.planned_bytes += step.bytes
+            covered += step.benefit
+            anywhere += self._unit_benefit[key] * len(step.units)
+        for skip in plan.skips:
+            left_out = self.tallies[skip.source, skip.kind, skip.stage].left_out
+            left_out[skip.reason] = left_out.get(skip.reason, 0) + skip.units
+        self.planned_hit_ratio = predicted_ratio(
+            covered=covered,
+            total=self._total,
+            unseen_ratio=self._limits.unseen_ratio,
+            anywhere=anywhere,
+        )
+
+    # ---- loading -----------------------------------------------------------------------------
+
     def load(self) -> None:
         stage: int | None = None
-        for step in self._plan.steps:
+        while self._steps:
+            going = self._heed()
+            if not self._steps:
+                break
+            step = self._steps.pop(0)
             if stage is not None and step.stage != stage:
                 self._mark(stage)
             stage = step.stage
-            self._step(step)
+            if going:
+                self._step(step)
+            else:
+                key = (step.source, step.kind, step.stage)
+                self.tallies[key].skip(SKIP_CANCELLED, len(step.units))
         if stage is not None:
             self._mark(stage)
+
+    def _heed(self) -> bool:
+        """Do what was ordered meanwhile; False: load nothing more."""
+        if self._control is None:
+            return True
+        if not self._control.wait_turn(self._left_s()):
+            return False
+        give = self._control.take_heat()
+        if give is not None and self.error is None:
+            try:
+                self.plan(give())
+            except (StokerError, OSError) as error:
+                self._stop("the new heat", error)
+        return True
+
+    def _left_s(self) -> float | None:
+        if self._limits.deadline_s is None:
+            return None
+        return max(0.0, self._limits.deadline_s - (self._clock() - self._started))
+
+    def _stop(self, where: str, error: Exception) -> None:
+        self.error = f"{where}: {error}"
+        log.error("prefetch.warm_stopped", where=where, error=str(error))
 
     def _mark(self, stage: int) -> None:
         mark = StageMark(
@@ -240,17 +387,29 @@ class _Run:
             seconds=self._clock() - self._started,
             bytes_read=self._bytes_read,
             predicted_hit_ratio=self.covered_ratio(),
+            pages=self._pages,
+            expected_recall=self._expected_recall(),
         )
         self.marks.append(mark)
         if self._progress is not None:
             self._progress(mark)
 
+    def _expected_recall(self) -> float | None:
+        for (name, _), owner in self.owners.items():
+            if isinstance(owner, RecallReader):
+                return owner.expected_recall(
+                    {
+                        kind: coverage.ratio()
+                        for (source, kind), coverage in self._kinds.items()
+                        if source == name
+                    }
+                )
+        return None
+
     def _step(self, step: WarmStep) -> None:
-        tally = self._tallies[step.source, step.kind, step.stage]
+        tally = self.tallies[step.source, step.kind, step.stage]
         count = len(step.units)
-        left_s = None
-        if self._deadline_s is not None:
-            left_s = self._deadline_s - (self._clock() - self._started)
+        left_s = self._left_s()
         if self.error is not None:
             tally.skip(SKIP_STOPPED, count)
         elif step.source in self._full:
@@ -259,14 +418,11 @@ class _Run:
             tally.skip(SKIP_DEADLINE, count)
         else:
             try:
-                outcome = self._owners[step.source, step.kind].load_units(
+                outcome = self.owners[step.source, step.kind].load_units(
                     step.kind, step.units, sticky=step.stage == 0, deadline_s=left_s
                 )
             except (StokerError, OSError) as error:
-                self.error = f"{step.source}/{step.kind}: {error}"
-                log.error(
-                    "prefetch.warm_stopped", source=step.source, kind=step.kind, error=str(error)
-                )
+                self._stop(f"{step.source}/{step.kind}", error)
                 tally.skip(SKIP_STOPPED, count)
                 return
             self._account(step, tally, outcome)
@@ -282,19 +438,19 @@ class _Run:
         tally.skip(SKIP_DEADLINE, outcome.not_reached)
         tally.tried.append(step.units)
         self._bytes_read += outcome.bytes_read
+        self._pages += outcome.loaded + outcome.already
         if outcome.no_room:
             self._full.add(step.source)
         # Which units of a cut-short call came in is not known; their mean benefit is.
-        got = (outcome.loaded + outcome.already) / len(step.units)
-        self._covered += step.benefit * min(1.0, got)
-        mean = self._plan.unit_benefit[step.source, step.kind, step.stage]
-        self._anywhere += mean * len(step.units) * min(1.0, got)
+        got = min(1.0, (outcome.loaded + outcome.already) / len(step.units))
+        key = (step.source, step.kind, step.stage)
+        self._cover(key, step.benefit * got, len(step.units) * got)
 
 
 def _line(key: _LineKey, tally: _Tally, owner: WarmSource) -> ReceiptLine:
     resident: int | None = None
     if isinstance(owner, ResidencyReader):
-        units = np.concatenate(tally.tried) if tally.tried else np.empty(0, np.uint32)
+        units = tally.tried_units()
         resident = owner.resident_count(key[1], units) if len(units) else 0
     return ReceiptLine(
         source=key[0],
@@ -304,7 +460,10 @@ def _line(key: _LineKey, tally: _Tally, owner: WarmSource) -> ReceiptLine:
         planned=tally.planned,
         loaded=tally.loaded,
         already=tally.already,
-        skipped=dict(tally.skipped),
+        skipped={
+            reason: tally.left_out.get(reason, 0) + tally.skipped.get(reason, 0)
+            for reason in (*tally.left_out, *tally.skipped)
+        },
         resident=resident,
         planned_bytes=tally.planned_bytes,
         bytes_read=tally.bytes_read,

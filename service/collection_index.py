@@ -130,6 +130,10 @@ class CollectionIndex:
             seconds=counts.seconds,
         )
 
+    def expected_recall(self, coverage: Mapping[str, float]) -> float | None:
+        """Return what answers from memory alone are worth; see `Collection.expected_recall`."""
+        return self._collection.expected_recall(coverage)
+
     def resident_count(self, kind: str, units: NDArray[np.uint32]) -> int:
         """Return how many of these pages are in memory now; see `Collection.resident_count`."""
         return self._collection.resident_count(kind, units)

@@ -23,6 +23,7 @@ from stoker.index.settings import IndexSettings
 from stoker.prefetch.protocols import ContentKey
 from stoker.prefetch.receipt import Receipt
 from stoker.prefetch.warm import run_warm
+from stoker.prefetch.warm_control import WarmControl
 from stoker.service.collection_index import CollectionIndex
 from stoker.service.logging import configure_quietly
 
@@ -108,6 +109,7 @@ class Index:
         budget_bytes: int | None = None,
         deadline_s: float | None = None,
         unseen_ratio: float = 0.0,
+        control: WarmControl | None = None,
     ) -> Receipt:
         """Load what ``heat`` says will be asked, top layers first; blocks until done.
 
@@ -120,6 +122,8 @@ class Index:
             deadline_s: Seconds from now after which no load starts.
             unseen_ratio: Share of coming accesses to what has no heat, 0 to 1; for the receipt's
                 prediction only.
+            control: Through which another thread pauses, resumes, cancels it, or gives it another
+                heat (there by (tenant, id)).
 
         Returns:
             The receipt: planned, loaded, skipped and why, as read back from the page pool.
@@ -130,6 +134,7 @@ class Index:
             budget_bytes=budget_bytes,
             deadline_s=deadline_s,
             unseen_ratio=unseen_ratio,
+            control=control,
         )
 
     def page_counts(self) -> tuple[int, int]:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from stoker.index.hits import Hits
     from stoker.index.residency import Residency
     from stoker.prefetch.receipt import Receipt
+    from stoker.prefetch.warm_control import WarmControl
     from stoker.service.client import AsyncClient, Client
     from stoker.service.embedded import Index, build, open
 
@@ -35,6 +36,7 @@ _HOMES = {
     "Index": "stoker.service.embedded",
     "Receipt": "stoker.prefetch.receipt",
     "Residency": "stoker.index.residency",
+    "WarmControl": "stoker.prefetch.warm_control",
     "build": "stoker.service.embedded",
     "open": "stoker.service.embedded",
 }
@@ -53,6 +55,7 @@ __all__ = [
     "Residency",
     "StokerError",
     "UnavailableError",
+    "WarmControl",
     "__version__",
     "build",
     "open",

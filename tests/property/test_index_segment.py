@@ -208,6 +208,41 @@ def test_answers_from_memory_alone_say_how_incomplete_they_are(
         assert late.summary.pages_read[0] == 0
 
 
+def test_each_stage_of_loading_is_worth_the_recall_that_it_says(
+    sealed: tuple[Path, NDArray[np.float32]],
+) -> None:
+    path, vectors = sealed
+    rng = np.random.default_rng(SEED + 5)
+    base = vectors[rng.integers(0, len(vectors), 300)]
+    reach = rng.uniform(0.2, 1.2, (300, 1))
+    queries = (base + reach * rng.standard_normal(base.shape)).astype(np.float32)
+    want, _ = exact(vectors, queries, 10, "cosine")
+    coverage: dict[str, float] = {}
+    said = []
+    with Segment.open(path) as segment:
+        for kind in ("upper", "links", "codes", "refine", "vectors"):
+            for batch in segment.unit_batches():
+                if batch.kind == kind:
+                    segment.load_units(kind, batch.units)
+            coverage[kind] = 1.0
+            found = segment.expected_recall(coverage)
+            assert found is not None
+            said.append(found)
+            if kind == "links":
+                continue  # of use with codes only
+            hits = segment.search(queries, 10, ef=256, resident_only=True)
+            met = recall_of(_numbers(segment.ids_at(hits.rows)), want).mean()
+            assert abs(found - met) < 0.05, f"{kind}: said {found:.3f}, measured {met:.3f}"
+        # Never less for more; half of a stage lies between its ends.
+        assert said == sorted(said)
+        half = segment.expected_recall({"upper": 1.0, "links": 0.5, "codes": 0.7})
+        assert half is not None
+        assert said[0] < half < said[2]
+        assert segment.expected_recall({"upper": 0.9, "links": 1.0, "codes": 1.0}) is None
+    with Segment.open(path, settings=IndexSettings(navigation_bits=2)) as coarse:
+        assert coarse.expected_recall(dict.fromkeys(coverage, 1.0)) is None
+
+
 @pytest.mark.parametrize("bits", [2, 4])
 @pytest.mark.parametrize("memory_bytes", [0, 1])
 def test_recall_bounds_hold_on_queries_that_calibration_never_saw(
