@@ -12,6 +12,7 @@ import difflib
 import importlib
 import json
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, cast
@@ -60,6 +61,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("config", "config", "show the effective settings and where each came from"),
 )
 
+_HELP_COLUMNS = 78
 _EXITS = "exit codes: 0 ok, 1 failed, 2 usage, 3 bad input, 4 unavailable, 5 corrupt"
 
 
@@ -179,8 +181,12 @@ def _add_common_flags(parser: argparse.ArgumentParser) -> None:
     ):
         if flag not in parser._option_string_actions:
             parser.add_argument(flag, action="store_true", help=text)
-    if parser.epilog is None:
-        parser.epilog = _EXITS
+    laid_out = issubclass(parser.formatter_class, argparse.RawDescriptionHelpFormatter)
+    if laid_out and parser.description:  # its epilog keeps its lines, its description need not
+        parser.description = textwrap.fill(parser.description, _HELP_COLUMNS)
+    if "exit codes" not in (parser.epilog or ""):
+        between = "\n\n" if laid_out else ". "
+        parser.epilog = f"{parser.epilog}{between}{_EXITS}" if parser.epilog else _EXITS
 
 
 def _report(error: Exception, *, verbose: bool) -> int:

@@ -102,9 +102,8 @@ def build_index(
     output = plan.output
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise InputError(f"{output}: exists already; an index is never overwritten")
-    output.parent.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
-    scratch = Path(tempfile.mkdtemp(prefix=f".{output.name}.input.", dir=output.parent))
+    scratch = _scratch_beside(output)
     try:
         read = ReadReport()
         spool = _Spool(scratch, embedder, _ready_vectors(plan), report)
@@ -141,6 +140,17 @@ def build_index(
         read_s=read_s,
         build_s=time.monotonic() - started - read_s,
     )
+
+
+def _scratch_beside(output: Path) -> Path:
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix=f".{output.name}.input.", dir=output.parent))
+    except OSError as error:
+        raise UnavailableError(
+            f"{output.parent}: {error.strerror or error}; name an output in a folder that can be "
+            "written"
+        ) from error
 
 
 @dataclasses.dataclass

@@ -35,9 +35,13 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument("what", choices=["coldstart"], help="coldstart: the only one so far")
     parser.add_argument("--out", type=Path, help="results (default: bench-results/coldstart)")
     parser.add_argument("--small", action="store_true", help="half a minute, for a check that runs")
-    parser.add_argument("--vectors", dest="vectors_path", type=Path, metavar="FILE")
-    parser.add_argument("--requests", dest="requests_path", type=Path, metavar="FILE")
-    parser.add_argument("--arrivals", dest="arrivals_path", type=Path, metavar="FILE")
+    parser.add_argument(
+        "--vectors", dest="vectors_path", type=Path, metavar="FILE", help="real vectors"
+    )
+    parser.add_argument(
+        "--requests", dest="requests_path", type=Path, metavar="FILE", help="what is asked"
+    )
+    parser.add_argument("--arrivals", dest="arrivals_path", type=Path, metavar="FILE", help="when")
     parser.add_argument("--total", type=int, metavar="N", help="vectors in all (100,000)")
     parser.add_argument("--rate", type=float, metavar="N", help="requests a second (80)")
     parser.add_argument("--seconds", type=float, metavar="S", help="length of the traffic (20)")
@@ -49,8 +53,8 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument(
         "--drift", dest="drift_ratio", type=float, metavar="RATIO", help="passages exchanged (0.5)"
     )
-    parser.add_argument("--scenarios", metavar="NAME[,NAME...]")
-    parser.add_argument("--methods", metavar="NAME[,NAME...]")
+    parser.add_argument("--scenarios", metavar="NAME[,NAME...]", help="of the four (all)")
+    parser.add_argument("--methods", metavar="NAME[,NAME...]", help="what is loaded (all)")
     parser.add_argument("--volume", choices=["cloud", "own"], help="disk (cloud: throttled)")
     parser.add_argument("--iops", dest="volume_iops", type=int, metavar="N", help="its reads/s")
     parser.add_argument(

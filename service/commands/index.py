@@ -46,7 +46,12 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
         metavar="FILE",
         help="ids of its rows, one a line (default: ids.txt beside it)",
     )
-    parser.add_argument("--metric", choices=["cosine", "ip", "l2"], default="cosine")
+    parser.add_argument(
+        "--metric",
+        choices=["cosine", "ip", "l2"],
+        default="cosine",
+        help="how vectors are compared: cosine, inner product or squared L2 (default: cosine)",
+    )
     parser.add_argument("--m", type=int, default=16, help="links per node (default: 16)")
     parser.add_argument(
         "--ef-construction", type=int, default=200, help="width of the build (default: 200)"

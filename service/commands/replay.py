@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import datetime
 import json
+import os
 import re
 import sys
 import tempfile
@@ -97,7 +98,11 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
         "Kafka)",
     )
     parser.add_argument("--url", help="send searches to the server at this URL")
-    parser.add_argument("--key", help="bearer key for --url, where the server asks for one")
+    parser.add_argument(
+        "--key",
+        help="bearer key for --url, where the server asks for one (default: STOKER_CLIENT_KEY, "
+        "which other users of the machine do not see)",
+    )
     parser.add_argument(
         "--top", type=int, default=10, metavar="N", help="hottest chunks to show (default: 10)"
     )
@@ -252,8 +257,10 @@ def _run_http(
     from stoker.service.replay import VirtualClock, chosen
     from stoker.service.replay_http import replay_http
 
+    key = args.key or os.environ.get("STOKER_CLIENT_KEY") or None
+
     def open_client(tenant: str) -> Client:
-        return Client(args.url, key=args.key, tenant=None if args.key else tenant)
+        return Client(args.url, key=key, tenant=None if key else tenant)
 
     report = replay_http(
         chosen(occurrences, until_s=until_s, sample_ratio=args.sample, seed=args.seed),

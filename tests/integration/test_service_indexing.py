@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import stoker
-from stoker.errors import InputError
+from stoker.errors import InputError, UnavailableError
 from stoker.index.collection import Collection
 from stoker.service.cli import main
 from stoker.service.indexing import IndexPlan, build_index
@@ -64,6 +64,15 @@ def test_text_is_embedded_built_and_found_with_its_documents(tmp_path: Path) -> 
         assert document.text == "text 7"
         assert document.metadata["place"] == 7
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".index")] == []
+
+
+@pytest.mark.parametrize("output", ["a.jsonl/index", "a.jsonl/deep/index"])
+def test_an_output_that_cannot_be_made_is_said_before_anything_is_read(
+    tmp_path: Path, output: str
+) -> None:
+    path = rows(tmp_path / "a.jsonl", 3, vectors=False)
+    with pytest.raises(UnavailableError, match=r"a\.jsonl.*name an output in a folder"):
+        build_index(IndexPlan((path,), tmp_path / output), embedder=refused)
 
 
 def test_a_full_merge_with_heat_moves_hot_rows_though_nothing_changed(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import sys
 from types import ModuleType
@@ -41,6 +42,14 @@ def command(monkeypatch: pytest.MonkeyPatch) -> Any:
     return install
 
 
+def _parsers(name: str, file_name: str) -> list[argparse.ArgumentParser]:
+    module_name = cli._module_name(name, file_name)
+    assert module_name is not None
+    subparsers = argparse.ArgumentParser().add_subparsers()
+    importlib.import_module(module_name).add_parser(subparsers)
+    return list(subparsers.choices.values())
+
+
 def test_help_lists_the_commands_that_are_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--help"]) == 0
     out = capsys.readouterr().out
@@ -75,6 +84,11 @@ def test_every_command_that_is_there_explains_itself(
     assert f"usage: stoker {name}" in out
     assert "--json" in out
     assert "--verbose" in out
+    assert "exit codes" in " ".join(out.split())
+    assert max(map(len, out.partition("options:")[0].splitlines())) <= 80
+    (parser,) = _parsers(name, file_name)
+    mute = [action.dest for action in parser._actions if not action.help]
+    assert not mute, f"stoker {name} does not say what these are for: {mute}"
 
 
 @pytest.mark.parametrize(
