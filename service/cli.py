@@ -181,7 +181,7 @@ def _add_common_flags(parser: argparse.ArgumentParser) -> None:
     ):
         if flag not in parser._option_string_actions:
             parser.add_argument(flag, action="store_true", help=text)
-    laid_out = issubclass(parser.formatter_class, argparse.RawDescriptionHelpFormatter)
+    laid_out = parser.formatter_class is argparse.RawDescriptionHelpFormatter
     if laid_out and parser.description:  # its epilog keeps its lines, its description need not
         parser.description = textwrap.fill(parser.description, _HELP_COLUMNS)
     if "exit codes" not in (parser.epilog or ""):
