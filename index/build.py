@@ -19,6 +19,8 @@ import structlog
 from numpy.typing import NDArray
 
 from stoker.errors import CorruptError, InputError
+from stoker.index.equal_rows import first_of_equals, with_equals
+from stoker.index.exact import unit_rows
 from stoker.index.generation import NoRoom
 from stoker.index.hnsw_graph import HnswGraph
 from stoker.index.hnswlib_file import read_hnswlib
@@ -150,12 +152,15 @@ def build_segment(
     scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.graph.", dir=target.parent))
     try:
         file = scratch / "graph.hnsw"
-        _link(array, file, metric, m, ef_construction, threads, progress)
+        first = first_of_equals(array, metric=metric, group_max=m // 2)
+        _link(array, first, file, metric, m, ef_construction, threads, progress)
         try:
             graph = read_hnswlib(file, dim=array.shape[1])
         except CorruptError as error:
             # hnswlib does not notice that a disk is full; its file, just written, is then short.
             raise NoRoom(f"{target}: the graph could not be written whole: {error}") from error
+        if first is not None:
+            graph = with_equals(graph, first)
         linked_s = time.monotonic() - started
         return seal_graph(
             target,
@@ -206,6 +211,7 @@ def _empty_graph(dim: int, m: int) -> HnswGraph:
 
 def _link(
     vectors: NDArray[Any],
+    first: NDArray[np.int64] | None,
     file: Path,
     metric: str,
     m: int,
@@ -213,19 +219,26 @@ def _link(
     threads: int | None,
     progress: Progress | None,
 ) -> None:
-    """Link the vectors with hnswlib and save its index; labels are row numbers."""
+    """Link the vectors with hnswlib and save its index; labels are row numbers.
+
+    Of rows that ``first`` says to be equal, one only.
+    """
     import hnswlib
 
-    count, dim = vectors.shape
+    dim = vectors.shape[1]
+    rows = np.arange(len(vectors))
+    if first is not None:
+        rows = rows[first == rows]
+    count = len(rows)
     index = hnswlib.Index(space="l2" if metric == "l2" else "ip", dim=dim)
     index.init_index(max_elements=count, M=m, ef_construction=ef_construction, random_seed=_SEED)
     workers = threads or len(os.sched_getaffinity(0))
     for start in range(0, count, _LINK_ROWS):
-        batch = np.ascontiguousarray(vectors[start : start + _LINK_ROWS], np.float32)
+        labels = rows[start : start + _LINK_ROWS]
+        batch = np.ascontiguousarray(vectors[labels], np.float32)
         if metric == "cosine":
-            lengths = np.linalg.norm(batch, axis=1, keepdims=True)
-            batch = (batch / np.where(lengths > 0, lengths, 1.0)).astype(np.float32)
-        index.add_items(batch, np.arange(start, start + len(batch)), num_threads=workers)
+            batch = unit_rows(batch)
+        index.add_items(batch, labels, num_threads=workers)
         if progress is not None:
             progress("link", min(start + _LINK_ROWS, count), count)
     index.save_index(str(file))

@@ -16,6 +16,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.index.equal_rows import row_hashes
+from stoker.index.exact import unit_rows
 from stoker.index.manifest import Calibration, Manifest
 from stoker.index.segment import Segment
 from stoker.index.settings import IndexSettings
@@ -29,6 +31,10 @@ _ROWS_MIN: Final = 64
 _WHOLE: Final = 0.9995
 _WIDTHS: Final = (10, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768)
 _SEED: Final = 20_160_330
+# Where what coarse codes lose is compared with what their error model expects, and the least that
+# a small sample may make of its error.
+_DOUBT_WIDTH: Final = 64
+_DOUBT_FACTOR_MIN: Final = 0.75
 
 
 @dataclasses.dataclass
@@ -39,12 +45,14 @@ class Probe:
         queries: float32, shape (nq, dim).
         scores: float32, shape (nq, k): best scores so far, falling (minus squared distance for l2).
         rows: int64, shape (nq, k): the sealed rows that have them.
+        hashes: Of the vectors met, in sealed order: equal ones stand for each other.
     """
 
     queries: NDArray[np.float32]
     scores: NDArray[np.float32]
     rows: NDArray[np.int64]
     metric: str
+    hashes: list[NDArray[np.uint64]] = dataclasses.field(default_factory=list)
 
     @classmethod
     def draw(cls, vectors: NDArray[Any], rows: NDArray[np.int64], *, metric: str) -> Probe | None:
@@ -64,7 +72,7 @@ class Probe:
         base = np.asarray(vectors[rows[first]], np.float32)
         other = np.asarray(vectors[rows[rng.integers(0, count, queries)]], np.float32)
         if metric == "cosine":
-            base, other = _unit(base), _unit(other)
+            base, other = unit_rows(base), unit_rows(other)
         centre = base.mean(axis=0)
         size = np.linalg.norm(base - centre, axis=1, keepdims=True)
         noise = rng.standard_normal(base.shape).astype(np.float32)
@@ -80,7 +88,7 @@ class Probe:
             ],
         ).astype(np.float32)
         if metric == "cosine":
-            drawn = _unit(drawn)
+            drawn = unit_rows(drawn)
         k = min(_K, count)
         return cls(
             queries=np.ascontiguousarray(drawn),
@@ -91,6 +99,7 @@ class Probe:
 
     def take(self, batch: NDArray[np.float32], first_row: int) -> None:
         """Meet a batch of vectors whose sealed rows start at ``first_row``."""
+        self.hashes.append(row_hashes(batch))
         scores = self.queries @ batch.T
         if self.metric == "l2":
             scores = 2.0 * scores - (batch * batch).sum(axis=1)[None, :]
@@ -113,10 +122,27 @@ class Probe:
         self.scores = value[keep].reshape(-1, k).astype(np.float32)
         self.rows = row[keep].reshape(-1, k)
 
+    @functools.cached_property
+    def _equals(self) -> NDArray[np.int64]:
+        """A number for each sealed row, the same for equal vectors; once all were met."""
+        _, numbers = np.unique(np.concatenate(self.hashes), return_inverse=True)
+        return numbers.astype(np.int64)
 
-def _unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    return (vectors / np.where(lengths > 0, lengths, 1.0)).astype(np.float32)
+    def recall_of(self, found: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Share of each query's true neighbors that were found, or rows equal to them."""
+        numbers = self._equals
+
+        def named(rows: NDArray[np.int64]) -> NDArray[np.int64]:
+            # The group of equal vectors, and the how manieth of it the row is in the answer.
+            groups = np.sort(np.where(rows >= 0, numbers[rows], -1), axis=1)
+            places = np.broadcast_to(np.arange(groups.shape[1]), groups.shape)
+            new = np.ones(groups.shape, np.bool_)
+            new[:, 1:] = groups[:, 1:] != groups[:, :-1]
+            start = np.maximum.accumulate(np.where(new, places, 0), axis=1)
+            unlike: NDArray[np.int64] = groups * groups.shape[1] + (places - start)
+            return unlike
+
+        return recall_of(named(found), named(self.rows))
 
 
 def recall_of(found: NDArray[np.int64], truth: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -197,14 +223,14 @@ def calibrate(folder: Path, manifest: Manifest, probe: Probe) -> Manifest:
     coarse_lows: tuple[float, ...] = ()
     if manifest.has_coarse:
         with Segment(folder, manifest, 0, IndexSettings(navigation_bits=2)) as segment:
-            for batch in segment.unit_batches():
-                segment.load_units(batch.kind, batch.units)
+            coarse_error *= _doubt_factor(segment, probe, min(max(_DOUBT_WIDTH, k), manifest.count))
             measure = functools.partial(_recall, segment, probe)
             coarse_means, coarse_lows = _by_width(measure, widths)
     return dataclasses.replace(
         manifest,
         calibration=dataclasses.replace(
             blank,
+            coarse_error=coarse_error,
             ef=tuple(widths),
             recall_mean=means,
             recall_low=lows,
@@ -218,10 +244,36 @@ def calibrate(folder: Path, manifest: Manifest, probe: Probe) -> Manifest:
     )
 
 
+def _doubt_factor(segment: Segment, probe: Probe, width: int) -> float:
+    """Load a segment whole; return what the re-rank really loses over what its model expects.
+
+    Errors of coarse codes have a part that all candidates of a query share, which changes no order,
+    and the loss grows about as the error does: so the error that the model is given is scaled until
+    it is right in the mean over the kind of query that it is most wrong about. Never made larger
+    than measured.
+    """
+    for batch in segment.unit_batches():
+        if batch.kind in ("upper", "links", "coarse"):
+            segment.load_units(batch.kind, batch.units)
+    k = probe.rows.shape[1]
+    by_code = segment.search(probe.queries, k, ef=width, resident_only=True)
+    for batch in segment.unit_batches():
+        segment.load_units(batch.kind, batch.units)
+    exact = segment.search(probe.queries, k, ef=width, resident_only=True)
+    lost = 1.0 - recall_of(by_code.rows, exact.rows)
+    expected = 1.0 - by_code.summary.expected_recall
+    factors = [
+        float(lost[kind :: len(KINDS)].mean())
+        / max(float(expected[kind :: len(KINDS)].mean()), 1e-6)
+        for kind in range(len(KINDS))
+    ]
+    return min(max(*factors, _DOUBT_FACTOR_MIN), 1.0)
+
+
 def _recall(segment: Segment, probe: Probe, width: int) -> NDArray[np.float64]:
     """Recall of each held-out query, from what is resident; float64, shape (nq,)."""
     hits = segment.search(probe.queries, probe.rows.shape[1], ef=width, resident_only=True)
-    return recall_of(hits.rows, probe.rows)
+    return probe.recall_of(hits.rows)
 
 
 def _by_width(

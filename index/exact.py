@@ -16,6 +16,9 @@ METRICS: Final[tuple[Metric, ...]] = ("ip", "cosine", "l2")
 
 _CELLS_MAX: Final = 1 << 22  # Query-row pairs scored in one step: 16 MiB of scratch.
 _SLACK: Final = 16
+# Lengths whose square a float holds to its full precision, with room for small coordinates.
+_SQUARE_MIN: Final = 1e-12
+_SQUARE_MAX: Final = 1e18
 
 
 def inverse_norms(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -23,6 +26,23 @@ def inverse_norms(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
     norms = np.sqrt(np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64))
     with np.errstate(divide="ignore"):
         return np.where(norms > 0, 1.0 / norms, 0.0).astype(np.float32)
+
+
+def unit_rows(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the rows at unit length, float32; a zero vector stays zero.
+
+    Exact to rounding for every finite row: where a float cannot hold the square of the length, it
+    is found in doubles.
+    """
+    with np.errstate(over="ignore", under="ignore"):
+        lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+        odd = np.flatnonzero(~((lengths > _SQUARE_MIN) & (lengths < _SQUARE_MAX)))
+        units = (vectors / np.where(lengths > 0, lengths, 1.0)).astype(np.float32, copy=False)
+    if odd.size:
+        wide = vectors[odd].astype(np.float64)
+        wide_lengths = np.linalg.norm(wide, axis=1, keepdims=True)
+        units[odd] = wide / np.where(wide_lengths > 0, wide_lengths, 1.0)
+    return units
 
 
 def squared_norms(vectors: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 import stoker.kernels._core as _core
 from stoker.errors import InputError
 from stoker.index.calibration import Probe, calibrate
+from stoker.index.exact import unit_rows
 from stoker.index.hnsw_graph import HnswGraph
 from stoker.index.ids import write_ids
 from stoker.index.manifest import FILES, LINK_PADDING, LevelLayout, Manifest
@@ -359,8 +360,7 @@ class _Sealer:
     def _batch(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         batch = np.ascontiguousarray(self.vectors[rows], np.float32)
         if self.metric == "cosine":
-            lengths = np.linalg.norm(batch, axis=1, keepdims=True)
-            batch /= np.where(lengths > 0, lengths, 1.0)
+            batch = unit_rows(batch)
         return batch
 
     def _write_rows(
