@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 
 class Answer:
@@ -153,13 +153,19 @@ class EventsAnswer(Answer):
     request_id: str
 
 
+WarmupAction = Literal["pause", "resume", "reprioritise", "cancel"]
+"""What can be asked of a warm-up that runs."""
+
+
 @dataclass(frozen=True)
 class WarmupStatus(Answer):
-    """The answer of GET and POST /v1/warmup.
+    """The answer of GET, POST and PATCH /v1/warmup.
 
     Attributes:
         state: "none", "running", "done" or "failed".
-        progress: While it runs: "stage", "seconds", "bytes_read", "predicted_hit_ratio".
+        progress: While it runs: "paused", and of the last stage that ended "stage", "seconds",
+            "bytes_read", "pages", "predicted_hit_ratio" and "expected_recall" (of answers from
+            memory alone; None where nobody has measured it).
         receipt: Of the last finished warm-up, as `stoker.Receipt.to_json` writes it; else None.
         error: Why the last one failed; empty where it did not.
         request_id: The request, as in the server's log.

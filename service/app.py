@@ -45,6 +45,7 @@ from stoker.service.problems import (
     MethodNotAllowed,
     NotFound,
     RequestError,
+    WarmupIdle,
     problem_of,
 )
 from stoker.service.request_state import ENGINE, LANES, Lanes, RequestState, set_state, state_of
@@ -173,7 +174,7 @@ def _problem_response(
 ) -> web.Response:
     problem = problem_of(error, request_id)
     headers = {}
-    if problem.status in (409, 429, 503):
+    if problem.status in (409, 429, 503) and not isinstance(error, WarmupIdle):
         headers["Retry-After"] = str(settings.retry_after_s)
     if problem.status == 401:
         headers["WWW-Authenticate"] = 'Bearer realm="stoker"'

@@ -26,6 +26,7 @@ from stoker.prefetch.events import (
 )
 from stoker.service.problems import BodyTooLarge, RequestError
 from stoker.service.settings import ServiceSettings
+from stoker.service.warmup import STEERING
 
 DIMENSION_MAX = 65_536
 TEXT_LENGTH_MAX = 1 << 20
@@ -211,6 +212,14 @@ def parse_warmup(raw: bytes) -> WarmupRequest:
     return request
 
 
+def parse_steering(raw: bytes) -> str:
+    """Read the body of PATCH /v1/warmup: what is asked of the running warm-up."""
+    members = _Members(parse_json(raw), "")
+    action = members.choice("action", STEERING)
+    members.close()
+    return action
+
+
 def check_name(value: str, what: str, bytes_max: int, *, where: str) -> str:
     """Return an id or a tenant as it is. Raises RequestError where an index could not keep it.
 
@@ -263,6 +272,13 @@ class _Members:
         if value is not None:
             check_name(value, name, bytes_max, where=f"{self.pointer}/{name}")
         return value
+
+    def choice(self, name: str, known: Sequence[str]) -> str:
+        value = self._take(name)
+        if value not in known:
+            found = "nothing" if value is None else repr(value)[:40]
+            raise self._refuse(name, f"one of {', '.join(known)}", found)
+        return str(value)
 
     def integer(self, name: str, low: int, high: int, default: int) -> int:
         value = self.optional_integer(name, low, high)

@@ -24,6 +24,7 @@ from stoker.service.answers import (
     EventsAnswer,
     Readiness,
     SearchAnswer,
+    WarmupAction,
     WarmupStatus,
     WriteAnswer,
 )
@@ -41,6 +42,7 @@ from stoker.service.wire import (
     ready_call,
     search_call,
     start_warmup_call,
+    steer_warmup_call,
     text_call,
     upsert_call,
     used_event,
@@ -253,6 +255,14 @@ class Client(_Base):
             self._warmup_patience(deadline_s, wait),
         )
 
+    def steer_warmup(self, action: WarmupAction) -> WarmupStatus:
+        """Pause, resume, re-prioritise or cancel the warm-up that runs, from its next load on.
+
+        "reprioritise" plans what is left by the server's heat as it is now. Raises `WarmupIdle`
+        where none runs.
+        """
+        return self._run(steer_warmup_call(action))
+
     def ready(self) -> Readiness:
         """Return whether traffic should come, and what is waited for."""
         return self._run(ready_call())
@@ -451,6 +461,10 @@ class AsyncClient(_Base):
             start_warmup_call(budget_bytes, deadline_s, everything=everything, wait=wait),
             self._warmup_patience(deadline_s, wait),
         )
+
+    async def steer_warmup(self, action: WarmupAction) -> WarmupStatus:
+        """Steer the warm-up that runs; see `Client.steer_warmup`."""
+        return await self._run(steer_warmup_call(action))
 
     async def ready(self) -> Readiness:
         """Return whether traffic should come, and what is waited for."""

@@ -529,6 +529,10 @@ class Engine:
             everything=request.everything,
         )
 
+    def steer_warm(self, action: str) -> None:
+        """Pause, resume, re-prioritise or cancel the running warm-up. Raises WarmupIdle."""
+        self._warmup.steer(action)
+
     def wait_warm(self, timeout_s: float) -> None:
         """Wait for the running warm-up. Raises DeadlinePassed."""
         self._warmup.wait(timeout_s)

@@ -134,6 +134,10 @@ class WarmupRunning(ServiceError, CapacityError):
     """A warm-up runs already; only one runs at a time."""
 
 
+class WarmupIdle(ServiceError, InputError):
+    """No warm-up runs that could be steered."""
+
+
 class StorageFull(ServiceError, CapacityError):
     """The disk has no room for a write; nothing of it was acknowledged."""
 
@@ -223,6 +227,10 @@ PROBLEMS: tuple[ProblemRow, ...] = (
     ProblemRow(
         WarmupRunning, "warmup-running", 409, "A warm-up runs already",
         "GET /v1/warmup shows its progress; retry when it is done", WarmupRunning,
+    ),
+    ProblemRow(
+        WarmupIdle, "warmup-idle", 409, "No warm-up runs",
+        "start one with POST /v1/warmup; GET shows how the last one ended", WarmupIdle,
     ),
     ProblemRow(
         StorageFull, "storage-full", 507, "There is no room to store this",

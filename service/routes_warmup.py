@@ -1,4 +1,4 @@
-"""GET and POST /v1/warmup: the receipt, and a warm-up on request."""
+"""/v1/warmup: the receipt, a warm-up on request, and orders to the one that runs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 
 from aiohttp import web
 
-from stoker.service.bodies import parse_warmup
+from stoker.service.bodies import parse_steering, parse_warmup
 from stoker.service.problems import TenantForbidden
 from stoker.service.request_state import (
     ENGINE,
@@ -24,6 +24,7 @@ def add_routes(app: web.Application) -> None:
     """Register the routes."""
     app.router.add_get("/v1/warmup", _show)
     app.router.add_post("/v1/warmup", _start)
+    app.router.add_patch("/v1/warmup", _steer)
 
 
 async def _show(request: web.Request) -> web.StreamResponse:
@@ -34,13 +35,7 @@ async def _show(request: web.Request) -> web.StreamResponse:
 async def _start(request: web.Request) -> web.StreamResponse:
     engine = request.app[ENGINE]
     state = state_of(request)
-    if not state.operator:
-        # A warm-up spends the bandwidth and memory that all tenants share.
-        raise TenantForbidden(
-            "a warm-up is for the operator; the key belongs to a tenant",
-            where="Authorization",
-            action="use the key of service.operator_key",
-        )
+    _require_operator(request)
     wanted = parse_warmup(await read_body(request))
     engine.start_warm(wanted)
     if wanted.wait:
@@ -48,3 +43,21 @@ async def _start(request: web.Request) -> web.StreamResponse:
         await request.app[LANES].warm.run(deadline_s + _WAIT_GRACE_S, engine.wait_warm)
     status = dataclasses.replace(engine.warm_status(), request_id=state.id)
     return json_response(encode(status), 202 if status.state == "running" else 200)
+
+
+async def _steer(request: web.Request) -> web.StreamResponse:
+    _require_operator(request)
+    engine = request.app[ENGINE]
+    engine.steer_warm(parse_steering(await read_body(request)))
+    status = dataclasses.replace(engine.warm_status(), request_id=state_of(request).id)
+    return json_response(encode(status))
+
+
+def _require_operator(request: web.Request) -> None:
+    if not state_of(request).operator:
+        # A warm-up spends the bandwidth and memory that all tenants share.
+        raise TenantForbidden(
+            "a warm-up is for the operator; the key belongs to a tenant",
+            where="Authorization",
+            action="use the key of service.operator_key",
+        )

@@ -10,31 +10,26 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-import numpy as np
 import structlog
-from numpy.typing import NDArray
 
 from stoker.errors import InputError, StokerError, UnavailableError
-from stoker.prefetch.protocols import (
-    ContentKey,
-    LoadOutcome,
-    ResidencyReader,
-    UnitBatch,
-    WarmSource,
-)
+from stoker.prefetch.protocols import ContentKey, WarmSource
 from stoker.prefetch.receipt import Receipt, StageMark
 from stoker.prefetch.settings import PrefetchSettings
 from stoker.prefetch.warm import run_warm
+from stoker.prefetch.warm_control import PAUSED, WarmControl
 from stoker.service.answers import WarmupStatus
-from stoker.service.problems import DeadlinePassed, WarmupRunning
+from stoker.service.problems import DeadlinePassed, WarmupIdle, WarmupRunning
 from stoker.service.whole_file import replace_file
 
 log = structlog.get_logger(__name__)
 
 # Unit accesses after which the measured hit ratio is written: enough for two digits.
 _MEASURED_ACCESSES = 20_000
+# What can be asked of a warm-up that runs.
+STEERING: Final = ("pause", "resume", "reprioritise", "cancel")
 
 
 class WarmupRunner:
@@ -76,6 +71,7 @@ class WarmupRunner:
         self._stop = threading.Event()
         self._done = threading.Event()
         self._thread: threading.Thread | None = None
+        self._control = WarmControl()
         self._state = "none"
         self._mark: StageMark | None = None
         self._receipt: Receipt | None = None
@@ -117,9 +113,10 @@ class WarmupRunner:
                 raise UnavailableError("the server is closing; no warm-up starts any more")
             if self._state == "running":
                 raise WarmupRunning("a warm-up runs already", where="/v1/warmup")
+            control = WarmControl()
             thread = threading.Thread(
                 target=self._run,
-                args=(budget_bytes, deadline_s, everything),
+                args=(control, budget_bytes, deadline_s, everything),
                 name="warm-up",
                 daemon=True,
             )
@@ -132,9 +129,29 @@ class WarmupRunner:
             # The thread waits for the lock before it says how it ended.
             self._thread = thread
             self._state = "running"
+            self._control = control
             self._mark = None
             self._error = ""
             self._measure_from = None
+
+    def steer(self, action: str) -> None:
+        """Pause, resume, re-prioritise or cancel the running warm-up, from its next load on.
+
+        Args:
+            action: One of `STEERING`. "reprioritise" plans what is left by the heat as it is now.
+
+        Raises:
+            WarmupIdle: none runs.
+        """
+        with self._lock:
+            if self._state != "running":
+                raise WarmupIdle(f"no warm-up runs: nothing to {action}", where="/v1/warmup")
+            control = self._control
+        log.info("service.warmup_steered", action=action)
+        if action == "reprioritise":
+            control.reprioritise(self._demand)
+        else:
+            {"pause": control.pause, "resume": control.resume, "cancel": control.cancel}[action]()
 
     def wait(self, timeout_s: float) -> None:
         """Wait for the running warm-up.
@@ -156,6 +173,9 @@ class WarmupRunner:
                     "seconds": mark.seconds if mark else 0.0,
                     "bytes_read": mark.bytes_read if mark else 0,
                     "predicted_hit_ratio": mark.predicted_hit_ratio if mark else 0.0,
+                    "pages": mark.pages if mark else 0,
+                    "expected_recall": mark.expected_recall if mark else None,
+                    "paused": self._control.state == PAUSED,
                 }
             return WarmupStatus(
                 state=self._state,
@@ -194,6 +214,7 @@ class WarmupRunner:
     def stop(self, timeout_s: float) -> bool:
         """Let the running warm-up end at its next load; tells whether it did in time."""
         with self._lock:
+            self._control.cancel()
             self._stop.set()
             thread = self._thread
         if thread is None:
@@ -201,9 +222,15 @@ class WarmupRunner:
         thread.join(timeout_s)
         return not thread.is_alive()
 
-    def _run(self, budget_bytes: int | None, deadline_s: float | None, everything: bool) -> None:
+    def _run(
+        self,
+        control: WarmControl,
+        budget_bytes: int | None,
+        deadline_s: float | None,
+        everything: bool,
+    ) -> None:
         try:
-            receipt = self._warm(budget_bytes, deadline_s, everything)
+            receipt = self._warm(control, budget_bytes, deadline_s, everything)
             counts = self._page_counts()
             with self._lock:
                 self._state = "done"
@@ -222,11 +249,15 @@ class WarmupRunner:
             self._done.set()
 
     def _warm(
-        self, budget_bytes: int | None, deadline_s: float | None, everything: bool
+        self,
+        control: WarmControl,
+        budget_bytes: int | None,
+        deadline_s: float | None,
+        everything: bool,
     ) -> Receipt:
         began = time.monotonic()
         demand = self._demand()
-        sources = [_stoppable(source, self._stop) for source in self._sources()]
+        sources = self._sources()
         if budget_bytes is None and not everything:
             total = sum(source.total_bytes() for source in sources)
             budget_bytes = int(total * self._settings.warm_budget_ratio)
@@ -240,6 +271,7 @@ class WarmupRunner:
             round_bytes=self._settings.plan_round_bytes,
             unseen_ratio=self._unseen_ratio() if demand else 0.0,
             progress=self._note,
+            control=control,
         )
 
     def _note(self, mark: StageMark) -> None:
@@ -263,41 +295,3 @@ def read_receipt(path: Path) -> Receipt | None:
         return Receipt.from_json(path.read_bytes())
     except (OSError, InputError):
         return None
-
-
-class _Stoppable:
-    """A warm source that loads no more once the server is closing."""
-
-    def __init__(self, source: WarmSource, stop: threading.Event) -> None:
-        self._source = source
-        self._stop = stop
-
-    def unit_batches(self, heat: Mapping[ContentKey, float]) -> Sequence[UnitBatch]:
-        return self._source.unit_batches(heat)
-
-    def load_units(
-        self, kind: str, units: NDArray[np.uint32], *, sticky: bool, deadline_s: float | None
-    ) -> LoadOutcome:
-        if self._stop.is_set():
-            raise UnavailableError("the server is closing")
-        return self._source.load_units(kind, units, sticky=sticky, deadline_s=deadline_s)
-
-    def total_bytes(self) -> int:
-        return self._source.total_bytes()
-
-
-class _StoppableReader(_Stoppable):
-    """The same of a source that can say what is resident."""
-
-    def __init__(self, source: WarmSource, stop: threading.Event, reader: ResidencyReader) -> None:
-        super().__init__(source, stop)
-        self._reader = reader
-
-    def resident_count(self, kind: str, units: NDArray[np.uint32]) -> int:
-        return self._reader.resident_count(kind, units)
-
-
-def _stoppable(source: WarmSource, stop: threading.Event) -> _Stoppable:
-    if isinstance(source, ResidencyReader):
-        return _StoppableReader(source, stop, source)
-    return _Stoppable(source, stop)

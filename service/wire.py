@@ -326,6 +326,11 @@ def start_warmup_call(
     return Call("POST", "/v1/warmup", _reader(WarmupStatus), dumps(body), idempotent=False)
 
 
+def steer_warmup_call(action: str) -> Call[WarmupStatus]:
+    """Make the request that steers a running warm-up."""
+    return Call("PATCH", "/v1/warmup", _reader(WarmupStatus), dumps({"action": action}))
+
+
 def ready_call() -> Call[Readiness]:
     """Make the request for readiness. Not ready is an answer here, not an error."""
     return Call("GET", "/readyz", _read_readiness)

@@ -22,7 +22,8 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
         "warm",
         help="warm a running server, or show what it has loaded and why",
         description="Starts a warm-up in a running server and prints its receipt: planned, loaded, "
-        "skipped and why, predicted and measured hit ratio. With --show it starts none.",
+        "skipped and why, predicted and measured hit ratio. With --show, or an order to one that "
+        "runs, it starts none.",
         epilog="example: stoker warm --budget 200MiB --deadline 30",
     )
     parser.add_argument(
@@ -30,9 +31,19 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
         default=os.environ.get("STOKER_CLIENT_URL", "http://127.0.0.1:8080"),
         help="the server (default: STOKER_CLIENT_URL, or %(default)s)",
     )
-    parser.add_argument(
+    steering = parser.add_mutually_exclusive_group()
+    steering.add_argument(
         "--show", action="store_true", help="only show the state and the last receipt"
     )
+    for action, text in (
+        ("pause", "let the one that runs load nothing more until it is resumed"),
+        ("resume", "let it go on"),
+        ("reprioritise", "plan what it has left by the heat as it is now"),
+        ("cancel", "end it; what is loaded stays"),
+    ):
+        steering.add_argument(
+            f"--{action}", dest="action", action="store_const", const=action, help=text
+        )
     parser.add_argument("--budget", metavar="SIZE", help="bytes to load at most, e.g. 200MiB")
     parser.add_argument(
         "--deadline", metavar="SECONDS", type=float, help="load nothing more after so long"
@@ -62,6 +73,8 @@ def run(args: argparse.Namespace) -> int:
     with Client(args.url, key=key) as client:
         if args.show:
             status = client.warmup()
+        elif args.action:
+            status = client.steer_warmup(args.action)
         else:
             status = client.start_warmup(
                 budget_bytes=budget, deadline_s=args.deadline, everything=args.everything
@@ -94,7 +107,8 @@ def _finished(client: Any, status: WarmupStatus, *, quiet: bool) -> WarmupStatus
 def _text(status: WarmupStatus) -> str:
     from stoker.prefetch.receipt import Receipt
 
-    lines = [f"state: {status.state}"]
+    paused = bool(status.progress and status.progress.get("paused"))
+    lines = [f"state: {'paused' if paused else status.state}"]
     if status.error:
         lines.append(f"error: {status.error}")
     if status.receipt is None:

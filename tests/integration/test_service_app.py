@@ -25,7 +25,7 @@ from stoker.service.answers import (
 )
 from stoker.service.app import make_app, search_thread_count
 from stoker.service.metrics import Metrics
-from stoker.service.problems import DeadlinePassed, WarmupRunning
+from stoker.service.problems import DeadlinePassed, WarmupIdle, WarmupRunning
 from stoker.service.settings import ServiceSettings, StokerConfig
 
 KEY_A = "key-of-tenant-a-0123456789"
@@ -92,6 +92,11 @@ class StubEngine:
         if self.status.state == "running":
             raise WarmupRunning("a warm-up runs already")
         self.status = WarmupStatus("running", {"stage": 0})
+
+    def steer_warm(self, action: str) -> None:
+        if self.status.state != "running":
+            raise WarmupIdle(f"no warm-up runs: nothing to {action}")
+        self.status = WarmupStatus("running", {"stage": 0, "paused": action == "pause"})
 
     def wait_warm(self, timeout_s: float) -> None:
         self._in_a_thread("wait", timeout_s)
@@ -282,6 +287,8 @@ async def test_keys_decide_the_tenant(start: Start) -> None:
     response = await client.post("/v1/warmup", headers=auth(KEY_A))
     await problem(response, 403, "tenant-forbidden")
     assert (await client.post("/v1/warmup", headers=auth(KEY_OPERATOR))).status == 202
+    response = await client.patch("/v1/warmup", headers=auth(KEY_A), json={"action": "cancel"})
+    await problem(response, 403, "tenant-forbidden")
     response = await client.post(
         "/v1/search", json=SEARCH | {"tenant": "b"}, headers=auth(KEY_OPERATOR)
     )
@@ -370,7 +377,15 @@ async def test_readiness_and_warm_ups(start: Start) -> None:
     response = await client.post("/v1/warmup", json={"budget_bytes": 5})
     await problem(response, 409, "warmup-running")
     assert response.headers["Retry-After"]
+    response = await client.patch("/v1/warmup", json={"action": "pause"})
+    assert response.status == 200
+    assert (await response.json())["progress"]["paused"] is True
+    for wrong in ({}, {"action": "stop"}, {"action": ["pause"]}, {"action": "pause", "x": 1}, []):
+        await problem(await client.patch("/v1/warmup", json=wrong), 400, "bad-input")
     engine.status = WarmupStatus("none")
+    response = await client.patch("/v1/warmup", json={"action": "cancel"})
+    await problem(response, 409, "warmup-idle")
+    assert "Retry-After" not in response.headers
     response = await client.post("/v1/warmup", json={"wait": True, "deadline_s": 5})
     assert response.status == 200
     assert (await response.json())["receipt"] == {"state": "complete"}

@@ -20,6 +20,7 @@ from stoker.index.residency import KindResidency, Residency
 from stoker.kvcache.lookup import LookupReuse
 from stoker.prefetch.events import Event, new_event
 from stoker.prefetch.protocols import LoadOutcome, UnitBatch
+from stoker.prefetch.warm import SKIP_CANCELLED
 from stoker.service.bodies import DocumentRow, SearchRequest, WarmupRequest
 from stoker.service.consume import ConsumeOptions
 from stoker.service.embedded_log import EmbeddedLog
@@ -32,6 +33,7 @@ from stoker.service.problems import (
     NotReady,
     RequestError,
     StorageFull,
+    WarmupIdle,
     WarmupRunning,
 )
 from stoker.service.publisher import Publisher
@@ -619,16 +621,55 @@ def test_one_warm_up_at_a_time_and_closing_stops_it(tmp_path: Path) -> None:
         bench.engine.wait_warm(0.0)
     closer = threading.Thread(target=bench.engine.close)
     closer.start()
-    # The load that runs may end; the next one is refused, and the receipt says so.
+    # The load that runs may end; the next one does not begin, and the receipt says so.
     while not bench.engine._warmup._stop.is_set():
         closer.join(0.001)
     source.go.set()
     closer.join(60.0)
     assert bench.index.closed
     assert bench.engine.receipt is not None
-    assert "closing" in (bench.engine.receipt.error or "")
+    assert bench.engine.receipt.skipped == {SKIP_CANCELLED: 10}
     with pytest.raises(UnavailableError):
         bench.engine.start_warm(WarmupRequest(None, None, everything=False, wait=False))
+
+
+def test_a_running_warm_up_is_paused_planned_anew_and_cancelled(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, heat=True)
+    with pytest.raises(WarmupIdle, match="nothing to pause"):
+        bench.engine.steer_warm("pause")
+    source = bench.index.source
+    source.go.clear()
+    bench.engine.start_warm(WarmupRequest(None, 60.0, everything=True, wait=False))
+    assert source.loading.wait(60.0)
+    assert source.heat == {}
+    bench.engine.steer_warm("pause")
+    source.go.set()  # the load that runs ends; the next one waits
+    with pytest.raises(DeadlinePassed):
+        bench.engine.wait_warm(0.05)
+    status = bench.engine.warm_status()
+    assert status.progress is not None
+    assert status.progress["paused"] is True
+    # What was asked meanwhile decides what is left.
+    bench.engine.append_events(
+        [new_event("stoker.search.performed.v1", tenant="a", chunk_ids=["x"], time_s=1.8e9)]
+    )
+    bench.engine.steer_warm("reprioritise")
+    bench.engine.start()
+    bench.engine.steer_warm("resume")
+    bench.engine.wait_warm(60.0)
+    assert bench.engine.receipt is not None
+    assert bench.engine.receipt.state == "complete"
+    assert set(source.heat) == {("a", "x")}
+    source.loading.clear()
+    source.go.clear()
+    bench.engine.start_warm(WarmupRequest(None, 60.0, everything=True, wait=False))
+    assert source.loading.wait(60.0)
+    bench.engine.steer_warm("cancel")
+    source.go.set()
+    bench.engine.wait_warm(60.0)
+    assert bench.engine.receipt.skipped == {SKIP_CANCELLED: 10}
+    assert bench.engine.warm_status().state == "done"
+    bench.engine.close()
 
 
 def test_whoever_waits_for_a_warm_up_is_woken_however_it_ends(
