@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from stoker.errors import InputError
 from stoker.prefetch.traces import Trace
 
-_REPEAT_WINDOW = 64  # accesses: a few requests
+REPEAT_WINDOW = 64  # accesses: a few requests
 # Kinds of made traces: many one-off keys; and half of all accesses in a job that comes back.
 KINDS: dict[str, dict[str, float]] = {
     "drift": {},
@@ -31,11 +31,39 @@ _WIDTHS = (0.5, 1.0, 2.0)  # 384, 768 and 1,536 dimensions, against the usual 76
 
 
 @dataclass(frozen=True)
+class Law:
+    """What a stretch of a made trace was drawn from: what nobody can know better.
+
+    Attributes:
+        start: Its first access.
+        popular: Probability of each key where popularity draws, float64, shape (keys,).
+        job: Keys that the job walks through, in order, int64.
+    """
+
+    start: int
+    popular: NDArray[np.float64]
+    job: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
 class DriftingTrace:
-    """A made trace, and each key's size in usual units (float64, shape (footprint,))."""
+    """A made trace.
+
+    Attributes:
+        trace: The accesses.
+        sizes: Each key's size in usual units, float64, shape (footprint,).
+        laws: One per stretch between two steps of drift.
+        walked: Steps of the job up to and with each access, int64, shape (accesses,).
+        session_ratio: Share of accesses that repeat one of the last `REPEAT_WINDOW`.
+        job_ratio: Share of accesses that belong to the job.
+    """
 
     trace: Trace
     sizes: NDArray[np.float64]
+    laws: tuple[Law, ...]
+    walked: NDArray[np.int64]
+    session_ratio: float
+    job_ratio: float
 
 
 def drifting_trace(
@@ -79,6 +107,8 @@ def drifting_trace(
     job = random.permutation(keys)[:job_keys]
     walked = 0
     out = np.empty(accesses, dtype=np.int64)
+    walks = np.empty(accesses, dtype=np.int64)
+    laws = []
     shifted = False
     for start in range(0, accesses, period):
         if start:
@@ -88,25 +118,29 @@ def drifting_trace(
         if not shifted and start >= accesses // 2:
             _trade(random, holder, 200, 200)
             shifted = True
+        popular = np.empty(keys)
+        popular[holder] = law
+        laws.append(Law(start, popular, job.copy()))
         count = min(period, accesses - start)
         drawn = holder[random.choice(keys, size=count, p=law)]
         kinds = random.random(count)
-        back = random.integers(1, _REPEAT_WINDOW + 1, size=count)
+        back = random.integers(1, REPEAT_WINDOW + 1, size=count)
         for i in range(count):
             at = start + i
-            if kinds[i] < session_ratio and at >= _REPEAT_WINDOW:
+            if kinds[i] < session_ratio and at >= REPEAT_WINDOW:
                 out[at] = out[at - back[i]]
             elif session_ratio <= kinds[i] < session_ratio + job_ratio:
                 out[at] = job[walked % len(job)]
                 walked += 1
             else:
                 out[at] = drawn[i]
+            walks[at] = walked
     sizes = np.ones(keys)
     if mixed_widths:
         sizes = random.choice(np.array(_WIDTHS), size=keys)
     times = np.arange(accesses) / 1000.0
     trace = Trace(out, times, None, np.arange(accesses), keys)
-    return DriftingTrace(trace, sizes)
+    return DriftingTrace(trace, sizes, tuple(laws), walks, session_ratio, job_ratio)
 
 
 def made_trace(name: str) -> DriftingTrace:

@@ -7,6 +7,13 @@ Worth: RAGPulse's requests go into the heat; every six hours the top N passages 
 warm set, and the share of the next six hours' accesses that it covers is measured (from the
 first day on). Each row switches one piece off or changes it.
 
+Calibration (alone with --calibration): on every trace of the shared data folder, the hit ratio that
+a receipt would predict for the most demanded 1, 5, 10 and 25 % of the keys, and the one that the
+next twentieth of the accesses has; the first fifth only fills the heat. Traces without times are
+spread over four days, as RAGPulse is.
+
+Entropy (alone with --entropy-accesses N): the running entropy against the exact one.
+
 Size: a graph of a million chunks with ten million edges takes events; the time of applying them,
 of a tick (PageRank tracked by push), of a snapshot, of cutting it into parts for the heat topic
 and of a new replica's start from them is printed, and the process's memory.
@@ -32,6 +39,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stoker.kernels._core import EventBatch
 from stoker.prefetch.coupling import coupled_score
@@ -51,6 +59,18 @@ START_S = 1_758_081_600.0
 WINDOW_S = 6 * 3600.0
 TENANT = "campus"
 SIZES = (200, 400, 800)
+SHARES = (0.01, 0.05, 0.10, 0.25)
+WINDOWS = 20
+WINDOWS_FILLING = 4
+TIMELESS_SPAN_S = 4 * 86400.0
+# name, file, format
+CALIBRATED = (
+    ("RAGPulse", "ragpulse/0_trace_days1-4.jsonl", "ragpulse"),
+    ("Mooncake conversation", "mooncake/conversation_trace.jsonl", "mooncake"),
+    ("Mooncake synthetic", "mooncake/synthetic_trace.jsonl", "mooncake"),
+    ("multi2", "cache_traces/lirs_multi2.trace.gz", "lines"),
+    ("web12", "cache_traces/cache2k_web12.trace.xz", "int32be"),
+)
 
 Ranker = Callable[[HeatGraph, float], dict[tuple[str, str], float]]
 Keep = Callable[[Event], bool]
@@ -108,38 +128,88 @@ def coverage(
     return (covered / max(1, total)).tolist()
 
 
-def calibration(events: Sequence[Event]) -> list[dict[str, float]]:
-    """Compare the predicted with the measured coverage of the warm set; one row a size."""
+def calibration(trace: Trace) -> list[dict[str, float]]:
+    """Compare predicted with measured coverage of the warm set; one row per share of the keys.
+
+    ``predicted`` and ``measured`` are means over the windows, ``window_error`` the mean distance of
+    the two in one window.
+    """
+    times = trace.times_s
+    if times is None:
+        times = np.linspace(0.0, TIMELESS_SPAN_S, len(trace))
+    edges = np.linspace(0, len(trace), WINDOWS + 1).astype(np.int64).tolist()
+    rooms = [max(1, int(share * trace.footprint)) for share in SHARES]
     graph = HeatGraph()
-    first, at, edge = events[0].time_s, 0, events[0].time_s + WINDOW_S
-    predicted, measured, total = np.zeros(len(SIZES)), np.zeros(len(SIZES)), 0
-    while at < len(events):
-        upto = at
-        while upto < len(events) and events[upto].time_s < edge:
-            upto += 1
-        asked = [chunk for event in events[at:upto] for chunk in event.chunk_ids]
-        if edge - first > 86400.0 and asked:
-            now = edge - WINDOW_S
-            demand = graph.demand(now)
-            unseen = graph.unseen_ratio(now)
-            order = sorted(demand, key=lambda key: (-demand[key], key))
-            total += len(asked)
-            for which, size in enumerate(SIZES):
-                warm = {chunk for _, chunk in order[:size]}
-                share = predicted_ratio(
-                    covered=sum(demand[key] for key in order[:size]),
-                    total=sum(demand.values()),
-                    unseen_ratio=unseen,
-                    anywhere=0.0,  # what was never asked for is not in a set of passages
-                )
-                predicted[which] += len(asked) * share
-                measured[which] += sum(chunk in warm for chunk in asked)
-        graph.apply(events[at:upto])
-        at, edge = upto, edge + WINDOW_S
+    found: list[list[tuple[float, float]]] = []
+    for window, (start, end) in enumerate(itertools.pairwise(edges)):
+        if window >= WINDOWS_FILLING:
+            now_s = START_S + float(times[start])
+            demand, unseen = graph.demand(now_s), graph.unseen_ratio(now_s)
+            amounts = np.array(list(demand.values()))
+            keys = np.array([int(chunk) for _, chunk in demand])
+            order = np.argsort(-amounts, kind="stable")
+            asked = trace.keys[start:end]
+            found.append(
+                [
+                    (
+                        predicted_ratio(
+                            covered=float(amounts[order[:room]].sum()),
+                            total=float(amounts.sum()),
+                            unseen_ratio=unseen,
+                            anywhere=0.0,  # what was never asked for is not in a set of passages
+                        ),
+                        float(np.isin(asked, keys[order[:room]]).mean()),
+                    )
+                    for room in rooms
+                ]
+            )
+        graph.apply(_in_events(trace.keys[start:end], times[start:end], first=start))
+    table = np.array(found)
+    mean = table.mean(axis=0)
+    distance = np.abs(table[:, :, 0] - table[:, :, 1]).mean(axis=0)
     return [
-        {"size": size, "predicted": p / total, "measured": m / total}
-        for size, p, m in zip(SIZES, predicted.tolist(), measured.tolist(), strict=True)
+        {
+            "share": share,
+            "predicted": float(mean[at, 0]),
+            "measured": float(mean[at, 1]),
+            "window_error": float(distance[at]),
+        }
+        for at, share in enumerate(SHARES)
     ]
+
+
+def _in_events(
+    keys: NDArray[np.int64], times: NDArray[np.float64], *, first: int, chunks: int = 10
+) -> list[Event]:
+    """Return searches of ten keys each: what calibration needs of a trace."""
+    return [
+        Event(
+            f"e{first + at}",
+            SEARCH_PERFORMED,
+            START_S + float(times[at]),
+            TENANT,
+            None,
+            None,
+            None,
+            tuple(str(key) for key in keys[at : at + chunks].tolist()),
+            {},
+        )
+        for at in range(0, len(keys), chunks)
+    ]
+
+
+def entropy_error(accesses: int, *, seed: int) -> dict[str, float]:
+    """Return the largest distance of running and exact entropy over a stream, in bits."""
+    rng = np.random.default_rng(seed)
+    errors = {}
+    for decay in (0.9992, 1.0):
+        entropy, worst = AccessEntropy(decay=decay), 0.0
+        for start in range(0, accesses, 100_000):
+            for key in (rng.zipf(1.2, min(100_000, accesses - start)) % 100_000).tolist():
+                entropy.add(key)
+            worst = max(worst, abs(entropy.bits - entropy.exact()))
+        errors[f"decay {decay}"] = worst
+    return errors
 
 
 def _coupled(graph: HeatGraph, now_s: float) -> dict[tuple[str, str], float]:
@@ -342,6 +412,23 @@ def render_worth(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(out) + "\n"
 
 
+def calibrate_all() -> list[Any]:
+    """Print calibration on each trace that is there; return all rows."""
+    results: list[Any] = []
+    for name, file, trace_format in CALIBRATED:
+        if not (DATA / file).is_file():
+            print(f"calibration: not measured on {name}, {DATA / file} is not there")
+            continue
+        for row in calibration(read_trace(DATA / file, trace_format)):
+            results.append([name, row])
+            print(
+                f"{name:>22}, top {row['share']:>3.0%}: predicted {row['predicted']:.3f}, measured "
+                f"{row['measured']:.3f}, off by {row['window_error']:.3f} in a window",
+                flush=True,
+            )
+    return results
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark from the command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
@@ -354,18 +441,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     )  # fmt: skip
     parser.add_argument("--tail-events", type=int, default=100_000)
     parser.add_argument("--tail-keys", type=int, default=20_000, help="room in the table")
+    parser.add_argument("--calibration", action="store_true", help="only the calibration")
+    parser.add_argument("--entropy-accesses", type=int, default=0, help="only the entropy's error")
     args = parser.parse_args(argv)
     results: list[Any] = []
+    if args.entropy_accesses:
+        for name, error in entropy_error(args.entropy_accesses, seed=1).items():
+            print(f"entropy, {name}: at most {error:.1e} bit off in {args.entropy_accesses:,}")
+        return 0
+    if not args.size_only:
+        results += calibrate_all()
+    if args.calibration:
+        return 0
     if not args.size_only:
         if RAGPULSE.is_file():
             rows = worth(events_of(read_trace(RAGPULSE, "ragpulse")))
             results += rows
             print(render_worth(rows), flush=True)
-            for row in calibration(events_of(read_trace(RAGPULSE, "ragpulse"))):
-                print(
-                    f"top {row['size']}: predicted {row['predicted']:.3f}, "
-                    f"measured {row['measured']:.3f}"
-                )
         else:
             print(f"worth: not measured, {RAGPULSE} is not there")
     for name, value in size(args.keys, args.degree, seed=0).items():

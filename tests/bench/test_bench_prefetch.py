@@ -54,14 +54,19 @@ def test_placement(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
     assert [row["capacity"] for row in rows] == [20, 60]
     assert all(row["stoker"] > row["all"]["lru"] for row in rows)
     assert len(parts) == len(bench.PARTS)
+    told = [bench.foretold(trace, "20", period_s=period) for period in (None, 86400.0, 21600.0)]
+    nothing, day, hours = (row["hit_ratios"][0] for row in told)
+    assert 0.0 < nothing < 1.0
+    assert day < hours < 1.0
 
 
 def test_heat(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     bench = load("bench_prefetch_heat", monkeypatch)
     rows = bench.worth(bench.events_of(talk(600)))
-    for row in bench.calibration(bench.events_of(talk(600))):
+    for row in bench.calibration(talk(600)):
         assert 0.0 <= row["predicted"] <= 1.0
         assert 0.0 <= row["measured"] <= 1.0
+    assert max(bench.entropy_error(20_000, seed=1).values()) < 1e-9
     sizes = bench.size(5_000, 6, seed=1)
     tail = bench.tail(5_000, keys_max=500, events=4_000, tail_ratio=0.5, seed=1)
     with capsys.disabled():
@@ -69,6 +74,17 @@ def test_heat(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     assert tail["keys"] <= 500 < tail["distinct"]
     assert all(0.0 <= share <= 1.0 for row in rows for share in row["coverage"])
     assert sizes["edges"] > 25_000
+
+
+def test_tiers(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    bench = load("bench_prefetch_tiers", monkeypatch)
+    rows = bench.compare("jobs:1", accesses=3_000, gpu_room=20, host_room=60)
+    with capsys.disabled():
+        print(f"\n{bench.render('jobs:1', rows)}")
+    shares = {row["policy"]: row["share"] for row in rows}
+    assert list(shares)[4:] == ["counted", "told the law", "told the law and the job"]
+    assert shares["lru"] == 0.0 < shares["told the law"] < shares["oracle"] == 1.0
 
 
 def test_ablation(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,14 +1,19 @@
-"""Our policy on real traces: above every simple one with sessions, near the best without.
+"""Our policy and predictions on real traces: above every simple policy, near the best, honest.
 
 The thresholds leave room to what `bench_prefetch_placement.py` measures; runs repeat exactly.
 """
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from stoker.prefetch.events import SEARCH_PERFORMED, new_event
+from stoker.prefetch.heat import HeatGraph
+from stoker.prefetch.plan import predicted_ratio
 from stoker.prefetch.simulation import Outcome, measured_mask, parse_policies, simulate
 from stoker.prefetch.traces import Trace, read_trace
 
@@ -49,3 +54,44 @@ def test_keys_without_sessions_lose_at_most_one_percent(shared_data: Path, share
     trace = read_trace(shared_data / "cache_traces" / "lirs_multi2.trace.gz", "lines")
     outcomes = compare(trace, int(trace.footprint * share))
     assert outcomes["stoker"].hit_ratio >= 0.99 * best_simple(outcomes)
+
+
+def test_predicted_coverage_is_what_the_next_requests_have(shared_data: Path) -> None:
+    """What a receipt predicts from the heat, against the next twentieth of a real RAG service."""
+    trace = read_trace(shared_data / "ragpulse" / "0_trace_days1-4.jsonl", "ragpulse")
+    assert trace.times_s is not None
+    starts = np.flatnonzero(np.diff(trace.requests, prepend=-1)).tolist()
+    requests = [
+        (float(trace.times_s[start]), [str(key) for key in trace.keys[start:end].tolist()])
+        for start, end in zip(starts, [*starts[1:], len(trace)], strict=True)
+    ]
+    size = math.ceil(len(requests) / 20)
+    windows = [requests[at : at + size] for at in range(0, len(requests), size)]
+    graph = HeatGraph()
+    predicted, measured = [], []
+    for number, window in enumerate(windows):
+        if number >= 4:  # before that the heat fills
+            now_s = window[0][0]
+            demand, unseen = graph.demand(now_s), graph.unseen_ratio(now_s)
+            hottest = sorted(demand, key=lambda key: (-demand[key], key))
+            for room in (27, 137, 274, 684):  # 1, 5, 10 and 25 % of the passages
+                warm = {chunk for _, chunk in hottest[:room]}
+                predicted.append(
+                    predicted_ratio(
+                        covered=sum(demand[key] for key in hottest[:room]),
+                        total=sum(demand.values()),
+                        unseen_ratio=unseen,
+                        anywhere=0.0,
+                    )
+                )
+                measured.append(np.mean([c in warm for _, chunks in window for c in chunks]))
+        graph.apply(
+            [
+                new_event(SEARCH_PERFORMED, tenant="t", chunk_ids=chunks, time_s=time_s)
+                for time_s, chunks in window
+            ]
+        )
+    error = np.reshape(predicted, (-1, 4)) - np.reshape(measured, (-1, 4))
+    assert len(error) == 16
+    assert np.abs(error.mean(axis=0)).max() <= 0.03
+    assert np.abs(error).mean() <= 0.05
