@@ -28,15 +28,16 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from stoker.errors import ConfigError, InputError
-from stoker.service.kafka_options import LINGER_S, KafkaOptions
+from stoker.errors import InputError
+from stoker.service.kafka_member import KafkaMember
+from stoker.service.kafka_options import LINGER_S, KafkaOptions, check_cleanup_policy
 from stoker.service.streams import (
     LogUnavailable,
-    PartitionLost,
     RebalanceListener,
     Record,
     RecordTooLarge,
     TopicSpec,
+    check_record_sizes,
 )
 
 log = structlog.get_logger(__name__)
@@ -81,23 +82,21 @@ class ConfluentLog:
                 if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                     raise
             else:
+                self._wait_for_leaders(admin, spec)
                 log.info("service.topic_created", topic=spec.name, partitions=spec.partition_count)
                 return
             resource = _admin.ConfigResource(_admin.ResourceType.TOPIC, spec.name)
             described = admin.describe_configs([resource], request_timeout=wait_s)
             policy = described[resource].result(wait_s)["cleanup.policy"].value
-        if ("compact" in policy) != spec.compacted:
-            raise ConfigError(
-                f"Kafka topic {spec.name}: expected cleanup.policy {configs['cleanup.policy']}, "
-                f"found {policy}; change the topic, or name another"
-            )
+        check_cleanup_policy(spec, policy)
 
     def _wait_for_leaders(self, admin: Any, spec: TopicSpec) -> None:
         """Wait until the brokers know the new topic: they learn of it after it is made."""
         deadline_s = time.monotonic() + self.options.request_timeout_s
         while time.monotonic() < deadline_s:
             found = admin.list_topics(spec.name, timeout=self.options.request_timeout_s)
-            partitions = found.topics[spec.name].partitions.values()
+            topic = found.topics.get(spec.name)
+            partitions = () if topic is None else topic.partitions.values()
             if len(partitions) == spec.partition_count and all(p.leader >= 0 for p in partitions):
                 return
             time.sleep(_FULL_WAIT_S)
@@ -111,12 +110,9 @@ class ConfluentLog:
 
     def append_batch(self, topic: str, entries: Sequence[tuple[bytes, bytes | None]]) -> None:
         """Append (key, payload) pairs; all in-sync replicas have them when it returns."""
-        bound = self.options.record_bytes_max
-        for _, value in entries:
-            if value is not None and len(value) > bound:
-                raise RecordTooLarge(
-                    f"record for topic {topic}: expected at most {bound} bytes, found {len(value)}"
-                )
+        check_record_sizes(
+            topic, (value for _, value in entries), bytes_max=self.options.record_bytes_max
+        )
         delivery = _Delivery(len(entries))
         with _translated("append", self.options):
             producer = self._producer_client()
@@ -225,12 +221,8 @@ class _Delivery:
             return self._left <= 0
 
 
-class ConfluentConsumer:
-    """One member of a consumer group; see `streams.Consumer`. Owned by one thread.
-
-    Invariant: `_next` holds exactly the partitions that are assigned, each with the next offset
-    that the owner will get, None where that is the oldest.
-    """
+class ConfluentConsumer(KafkaMember):
+    """One member of a consumer group; see `streams.Consumer`. Owned by one thread."""
 
     def __init__(
         self,
@@ -240,14 +232,7 @@ class ConfluentConsumer:
         *,
         listener: RebalanceListener | None = None,
     ) -> None:
-        self._options = options
-        self._topic = topic
-        self._group = group
-        self._listener = listener
-        self._next: dict[int, int | None] = {}
-        self._resets = 0
-        self._failure: BaseException | None = None
-        self._closed = False
+        super().__init__(options, topic, group, listener)
         session_ms = round(options.session_timeout_s * 1000)
         settings = {
             **options.librdkafka(),
@@ -271,50 +256,6 @@ class ConfluentConsumer:
             [topic], on_assign=self._gain, on_revoke=self._revoke, on_lost=self._lose
         )
 
-    def poll(self, max_events: int, timeout_s: float) -> list[Record]:
-        """Return up to `max_events` records; see `Consumer`."""
-        deadline_s = time.monotonic() + timeout_s
-        while True:
-            with _translated("poll", self._options):
-                left_s = max(0.0, deadline_s - time.monotonic())
-                messages = self._client.consume(1, left_s)
-                if messages and max_events > 1:
-                    messages += self._client.consume(max_events - 1, 0)
-                if self._failure is not None:
-                    failure, self._failure = self._failure, None
-                    raise failure
-                records = self._accept(messages)
-            if records or time.monotonic() >= deadline_s:
-                return records
-
-    def commit(self, offsets: Mapping[int, int]) -> None:
-        """Store the next offsets to read; see `Consumer`."""
-        if not offsets:
-            return
-        strangers = sorted(set(offsets) - set(self._next))
-        if strangers:
-            raise PartitionLost(
-                f"commit for topic {self._topic}, group {self._group}: partitions {strangers} "
-                "belong to another member now; nothing was stored"
-            )
-        try:
-            with _translated("commit", self._options):
-                stored = self._client.commit(offsets=self._spelled(offsets), asynchronous=False)
-                for tp in stored:
-                    if tp.error is not None:
-                        raise KafkaException(tp.error)
-        except LogUnavailable as error:
-            cause = error.__cause__
-            if isinstance(cause, KafkaException) and cause.args[0].code() in _FENCED:
-                raise PartitionLost(
-                    f"commit for topic {self._topic}, group {self._group}: {cause.args[0].str()}"
-                ) from cause
-            raise
-
-    def assignment(self) -> frozenset[int]:
-        """Return the partitions that this member reads."""
-        return frozenset(self._next)
-
     def lag(self) -> dict[int, int]:
         """Return per partition the records still to be read."""
         lags = {}
@@ -327,16 +268,30 @@ class ConfluentConsumer:
                 lags[partition] = max(0, following - (first if at is None else at))
         return lags
 
-    @property
-    def resets(self) -> int:
-        """How often an offset was out of range."""
-        return self._resets
-
     def close(self) -> None:
         """Give the partitions back and leave the group."""
         if not self._closed:
             self._closed = True
             self._client.close()
+
+    def _read(self, max_events: int, timeout_s: float) -> list[Record]:
+        with _translated("poll", self._options):
+            messages = self._client.consume(1, timeout_s)
+            if messages and max_events > 1:
+                messages += self._client.consume(max_events - 1, 0)
+            self._raise_failure()
+            return self._accept(messages)
+
+    def _commit(self, offsets: Mapping[int, int]) -> None:
+        with _translated("commit", self._options):
+            for tp in self._client.commit(offsets=self._spelled(offsets), asynchronous=False):
+                if tp.error is not None:
+                    raise KafkaException(tp.error)
+
+    def _fenced(self, cause: BaseException | None) -> str | None:
+        if isinstance(cause, KafkaException) and cause.args[0].code() in _FENCED:
+            return str(cause.args[0].str())
+        return None
 
     def _accept(self, messages: Sequence[Any]) -> list[Record]:
         records: list[Record] = []
@@ -369,16 +324,7 @@ class ConfluentConsumer:
         if code == KafkaError._AUTO_OFFSET_RESET:
             partition = message.partition()
             if partition in self._next:
-                self._resets += 1
-                log.warning(
-                    "service.offset_reset",
-                    topic=self._topic,
-                    group=self._group,
-                    partition=partition,
-                    wanted_offset=self._next[partition],
-                    resets=self._resets,
-                )
-                self._next[partition] = None
+                self._count_reset(partition, self._next[partition])
                 # Seeking is refused here: the client has stopped reading the partition.
                 self._client.incremental_unassign([TopicPartition(self._topic, partition)])
                 self._client.incremental_assign(
@@ -393,27 +339,19 @@ class ConfluentConsumer:
             return
         try:
             stored = client.committed(list(partitions), timeout=self._options.request_timeout_s)
-            committed = {tp.partition: tp.offset if tp.offset >= 0 else None for tp in stored}
-            starts: Mapping[int, int | None] = {}
-            if self._listener is not None:
-                starts = self._listener.partitions_assigned(committed)
+            starts = self._starts(
+                {tp.partition: tp.offset if tp.offset >= 0 else None for tp in stored}
+            )
         except Exception as error:
             self._failure = error
             return
-        assigned = []
-        for partition, offset in committed.items():
-            start = starts.get(partition, offset)
-            self._next[partition] = start
-            assigned.append(
+        client.incremental_assign(
+            [
                 TopicPartition(self._topic, partition, OFFSET_BEGINNING if start is None else start)
-            )
-        client.incremental_assign(assigned)
-        log.info(
-            "service.partitions_assigned",
-            topic=self._topic,
-            group=self._group,
-            partitions=sorted(committed),
+                for partition, start in starts.items()
+            ]
         )
+        self._say_assigned(sorted(starts))
 
     def _revoke(self, client: Any, partitions: Sequence[Any]) -> None:
         known = sorted(tp.partition for tp in partitions if tp.partition in self._next)
@@ -424,39 +362,18 @@ class ConfluentConsumer:
             if offsets:
                 client.commit(offsets=self._spelled(offsets), asynchronous=False)
         except KafkaException as error:
-            log.warning(
-                "service.release_uncommitted",
-                topic=self._topic,
-                group=self._group,
-                reason=error.args[0].str(),
-            )
+            self._say_uncommitted(error.args[0].str())
         except Exception as error:
             self._failure = error
         finally:
             for partition in known:
                 del self._next[partition]
         client.incremental_unassign(list(partitions))
-        log.info(
-            "service.partitions_released",
-            topic=self._topic,
-            group=self._group,
-            partitions=known,
-        )
+        self._say_released(known)
 
     def _lose(self, client: Any, partitions: Sequence[Any]) -> None:
-        known = sorted(tp.partition for tp in partitions if tp.partition in self._next)
-        for partition in known:
-            del self._next[partition]
-        log.warning(
-            "service.partitions_lost",
-            topic=self._topic,
-            group=self._group,
-            partitions=known,
-            lease_s=self._options.session_timeout_s,
-        )
         try:
-            if self._listener is not None:
-                self._listener.partitions_lost(known)
+            self._forget(sorted(tp.partition for tp in partitions if tp.partition in self._next))
         except Exception as error:
             self._failure = error
         client.incremental_unassign(list(partitions))

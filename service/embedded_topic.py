@@ -22,7 +22,13 @@ from typing import Final
 import structlog
 
 from stoker.errors import ConfigError, CorruptError
-from stoker.service.streams import LogFull, LogUnavailable, Record, RecordTooLarge, TopicSpec
+from stoker.service.streams import (
+    LogFull,
+    LogUnavailable,
+    Record,
+    TopicSpec,
+    check_record_sizes,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -123,13 +129,9 @@ class EmbeddedTopic:
         """Append and sync. Callers that arrive while another one syncs share the next sync."""
         if not entries:
             return
-        bound = self.spec.record_bytes_max
-        for _, value in entries:
-            if value is not None and len(value) > bound:
-                raise RecordTooLarge(
-                    f"record for topic {self.name}: expected at most {bound} bytes, "
-                    f"found {len(value)}"
-                )
+        check_record_sizes(
+            self.name, (value for _, value in entries), bytes_max=self.spec.record_bytes_max
+        )
         ticket = _Ticket(entries)
         with self._pending_lock:
             self._pending.append(ticket)

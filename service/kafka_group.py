@@ -15,34 +15,27 @@ from __future__ import annotations
 
 import importlib
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
 import kafka.errors
-import structlog
 from kafka import KafkaConsumer
 from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from stoker.service.kafka_client import FENCED, made, translated
+from stoker.service.kafka_member import KafkaMember
 from stoker.service.kafka_options import KafkaOptions
-from stoker.service.streams import LogUnavailable, PartitionLost, RebalanceListener, Record
-
-log = structlog.get_logger(__name__)
+from stoker.service.streams import RebalanceListener, Record
 
 _FETCH_BYTES: Final = 8 << 20
 # By name: type checkers bring stubs of an older client, which has no such class.
 _AsyncListener: Any = importlib.import_module("kafka").AsyncConsumerRebalanceListener
 
 
-class KafkaGroupConsumer:
-    """One member of a consumer group; see `Consumer`. Owned by one thread.
-
-    Invariant: `_next` holds exactly the partitions whose records the owner gets, each with the next
-    offset it will get, None where that is the oldest.
-    """
+class KafkaGroupConsumer(KafkaMember):
+    """One member of a consumer group; see `Consumer`. Owned by one thread."""
 
     def __init__(
         self,
@@ -52,18 +45,11 @@ class KafkaGroupConsumer:
         *,
         listener: RebalanceListener | None = None,
     ) -> None:
-        self._options = options
-        self._topic = topic
-        self._group = group
-        self._listener = listener
-        self._next: dict[int, int | None] = {}
+        super().__init__(options, topic, group, listener)
         self._gained: set[int] = set()
         self._revoked_in_poll: set[int] = set()
         # Revoked while the owner was busy for too long to be asked; it learns in its next turn.
         self._lost_unheard: set[int] = set()
-        self._resets = 0
-        self._closed = False
-        self._failure: Exception | None = None
         # Held by the owner except inside the client.
         self._turn = threading.Lock()
         self._turn.acquire()
@@ -87,50 +73,6 @@ class KafkaGroupConsumer:
         )
         self._client.subscribe([topic], listener=_Listener(self))
 
-    def poll(self, max_events: int, timeout_s: float) -> list[Record]:
-        """Return up to `max_events` records; see `Consumer`."""
-        deadline_s = time.monotonic() + timeout_s
-        while True:
-            left_s = max(0.0, deadline_s - time.monotonic())
-            with translated("poll", self._options):
-                self._note_unheard()
-                batches = self._poll_client(max_events, left_s)
-                if self._failure is not None:
-                    failure, self._failure = self._failure, None
-                    raise failure
-                records = self._accept(batches)
-                if self._gained:
-                    self._take_gained()
-            if records or time.monotonic() >= deadline_s:
-                return records
-
-    def commit(self, offsets: Mapping[int, int]) -> None:
-        """Store the next offsets to read; see `Consumer`."""
-        if not offsets:
-            return
-        strangers = sorted(set(offsets) - set(self._next))
-        if strangers:
-            raise PartitionLost(
-                f"commit for topic {self._topic}, group {self._group}: partitions {strangers} "
-                "belong to another member now; nothing was stored"
-            )
-        try:
-            with translated("commit", self._options), self._inside_client():
-                self._client.commit(
-                    self._spelled(offsets),
-                    timeout_ms=round(self._options.request_timeout_s * 1000),
-                )
-        except LogUnavailable as error:
-            if not isinstance(error.__cause__, FENCED):
-                raise
-            raise PartitionLost(
-                f"commit for topic {self._topic}, group {self._group}: {error.__cause__}"
-            ) from error
-
-    def assignment(self) -> frozenset[int]:
-        """Return the partitions that this member reads."""
-        return frozenset(self._next)
-
     def lag(self) -> dict[int, int]:
         """Return per partition the records still to be read, by the broker's last answer."""
         lags: dict[int, int] = {}
@@ -151,11 +93,6 @@ class KafkaGroupConsumer:
                 lags[tp.partition] = max(0, ends[tp] - (oldest[tp] if at is None else at))
         return lags
 
-    @property
-    def resets(self) -> int:
-        """How often an offset was out of range."""
-        return self._resets
-
     def close(self) -> None:
         """Give the partitions back and leave the group."""
         if self._closed:
@@ -165,6 +102,25 @@ class KafkaGroupConsumer:
             self._client.close(
                 autocommit=False, timeout_ms=round(self._options.request_timeout_s * 1000)
             )
+
+    def _read(self, max_events: int, timeout_s: float) -> list[Record]:
+        with translated("poll", self._options):
+            self._note_unheard()
+            batches = self._poll_client(max_events, timeout_s)
+            self._raise_failure()
+            records = self._accept(batches)
+            if self._gained:
+                self._take_gained()
+        return records
+
+    def _commit(self, offsets: Mapping[int, int]) -> None:
+        with translated("commit", self._options), self._inside_client():
+            self._client.commit(
+                self._spelled(offsets), timeout_ms=round(self._options.request_timeout_s * 1000)
+            )
+
+    def _fenced(self, cause: BaseException | None) -> str | None:
+        return str(cause) if isinstance(cause, FENCED) else None
 
     def _poll_client(self, max_events: int, timeout_s: float) -> Mapping[Any, Sequence[Any]]:
         self._revoked_in_poll.clear()
@@ -228,19 +184,9 @@ class KafkaGroupConsumer:
             self._gained.difference_update(committed)
         if not committed:
             return
-        starts: Mapping[int, int | None] = {}
-        if self._listener is not None:
-            starts = self._listener.partitions_assigned(committed)
-        for partition, stored in committed.items():
-            start = starts.get(partition, stored)
-            self._next[partition] = start
+        for partition, start in self._starts(committed).items():
             self._seek(partition, start)
-        log.info(
-            "service.partitions_assigned",
-            topic=self._topic,
-            group=self._group,
-            partitions=sorted(committed),
-        )
+        self._say_assigned(sorted(committed))
 
     def _seek(self, partition: int, offset: int | None) -> None:
         tp = TopicPartition(self._topic, partition)
@@ -253,19 +199,9 @@ class KafkaGroupConsumer:
 
     def _reset(self, wanted: Mapping[Any, int]) -> None:
         for tp, offset in wanted.items():
-            if tp.partition not in self._next:
-                continue
-            self._resets += 1
-            self._next[tp.partition] = None
-            self._seek(tp.partition, None)
-            log.warning(
-                "service.offset_reset",
-                topic=self._topic,
-                group=self._group,
-                partition=tp.partition,
-                wanted_offset=offset,
-                resets=self._resets,
-            )
+            if tp.partition in self._next:
+                self._count_reset(tp.partition, offset)
+                self._seek(tp.partition, None)
 
     def _spelled(self, offsets: Mapping[int, int]) -> dict[Any, Any]:
         return {
@@ -291,19 +227,9 @@ class KafkaGroupConsumer:
             if offsets:
                 await self._client.commit_async(self._spelled(offsets))
             if known:
-                log.info(
-                    "service.partitions_released",
-                    topic=self._topic,
-                    group=self._group,
-                    partitions=known,
-                )
+                self._say_released(known)
         except kafka.errors.KafkaError as error:
-            log.warning(
-                "service.release_uncommitted",
-                topic=self._topic,
-                group=self._group,
-                reason=str(error),
-            )
+            self._say_uncommitted(str(error))
         finally:
             self._turn.release()
 
@@ -342,19 +268,6 @@ class KafkaGroupConsumer:
         known = sorted(gone & self._next.keys())
         if known:
             self._forget(known)
-
-    def _forget(self, partitions: list[int]) -> None:
-        for partition in partitions:
-            del self._next[partition]
-        log.warning(
-            "service.partitions_lost",
-            topic=self._topic,
-            group=self._group,
-            partitions=partitions,
-            lease_s=self._options.session_timeout_s,
-        )
-        if self._listener is not None:
-            self._listener.partitions_lost(partitions)
 
 
 class _Listener(_AsyncListener):  # type: ignore[misc]

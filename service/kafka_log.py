@@ -23,15 +23,15 @@ from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 from kafka.admin import ConfigResource, ConfigResourceType
 from kafka.structs import TopicPartition
 
-from stoker.errors import ConfigError, InputError
+from stoker.errors import InputError
 from stoker.service.kafka_client import made, quieten, translated
 from stoker.service.kafka_group import KafkaGroupConsumer
-from stoker.service.kafka_options import LINGER_S, KafkaOptions
+from stoker.service.kafka_options import LINGER_S, KafkaOptions, check_cleanup_policy
 from stoker.service.streams import (
     Consumer,
     RebalanceListener,
-    RecordTooLarge,
     TopicSpec,
+    check_record_sizes,
 )
 
 log = structlog.get_logger(__name__)
@@ -75,11 +75,7 @@ class KafkaLog:
             resource = ConfigResource(ConfigResourceType.TOPIC, spec.name)
             described = admin.describe_configs([resource], config_filter="all")
             policy = described["topic"][spec.name]["cleanup.policy"]["value"]
-        if ("compact" in policy) != spec.compacted:
-            raise ConfigError(
-                f"Kafka topic {spec.name}: expected cleanup.policy {configs['cleanup.policy']}, "
-                f"found {policy}; change the topic, or name another"
-            )
+        check_cleanup_policy(spec, policy)
 
     def append(self, topic: str, key: bytes, payloads: Sequence[bytes | None]) -> None:
         """Append records of one key; all in-sync replicas have them when it returns."""
@@ -87,12 +83,9 @@ class KafkaLog:
 
     def append_batch(self, topic: str, entries: Sequence[tuple[bytes, bytes | None]]) -> None:
         """Append (key, payload) pairs; all in-sync replicas have them when it returns."""
-        bound = self.options.record_bytes_max
-        for _, value in entries:
-            if value is not None and len(value) > bound:
-                raise RecordTooLarge(
-                    f"record for topic {topic}: expected at most {bound} bytes, found {len(value)}"
-                )
+        check_record_sizes(
+            topic, (value for _, value in entries), bytes_max=self.options.record_bytes_max
+        )
         with translated("append", self.options):
             producer = self._producer_client()
             try:

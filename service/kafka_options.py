@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any, Final
 
 from stoker.errors import ConfigError
+from stoker.service.streams import TopicSpec
 
 SECURITY_PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 SASL_MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
@@ -14,6 +15,23 @@ COMPRESSIONS: Final = ("none", "gzip", "lz4", "snappy", "zstd")
 LINGER_S: Final = 0.005
 # Bytes that a record's frame, key and headers may add to its value on the wire.
 _FRAME_BYTES: Final = 64 << 10
+
+
+def check_cleanup_policy(spec: TopicSpec, found: str) -> None:
+    """Refuse a topic that is there already and compacted otherwise than asked for.
+
+    Args:
+        found: Its `cleanup.policy`.
+
+    Raises:
+        ConfigError: a compacted topic would lose events, one that is not would grow for ever.
+    """
+    if ("compact" in found) != spec.compacted:
+        raise ConfigError(
+            f"Kafka topic {spec.name}: expected cleanup.policy "
+            f"{'compact' if spec.compacted else 'delete'}, found {found}; change the topic, or "
+            "name another"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +78,7 @@ class KafkaOptions:
             for part in self.brokers
         ):
             raise ConfigError(
-                f"kafka_bootstrap: expected HOST:PORT[,HOST:PORT], found {self.bootstrap!r}"
+                f"service.kafka_bootstrap: expected HOST:PORT[,HOST:PORT], found {self.bootstrap!r}"
             )
         for key, value, allowed in (
             ("kafka_security_protocol", self.security_protocol, SECURITY_PROTOCOLS),
@@ -68,20 +86,23 @@ class KafkaOptions:
             ("kafka_compression", self.compression, COMPRESSIONS),
         ):
             if value not in allowed:
-                raise ConfigError(f"{key}: expected one of {', '.join(allowed)}, found {value!r}")
+                raise ConfigError(
+                    f"service.{key}: expected one of {', '.join(allowed)}, found {value!r}"
+                )
         if self.sasl and not (self.sasl_username and self.sasl_password):
             raise ConfigError(
-                f"kafka_security_protocol is {self.security_protocol}; it needs "
-                "kafka_sasl_username and kafka_sasl_password"
+                f"service.kafka_security_protocol is {self.security_protocol}; it needs "
+                "service.kafka_sasl_username and service.kafka_sasl_password"
             )
         if bool(self.tls_cert_file) != bool(self.tls_key_file):
             raise ConfigError(
-                "kafka_tls_cert_file and kafka_tls_key_file go together; one is empty"
+                "service.kafka_tls_cert_file and service.kafka_tls_key_file go together; one of "
+                "them is empty"
             )
         if self.delivery_timeout_s < self.request_timeout_s + LINGER_S:
             raise ConfigError(
-                f"kafka_delivery_timeout_s {self.delivery_timeout_s} must be at least {LINGER_S} "
-                f"above kafka_request_timeout_s {self.request_timeout_s}"
+                f"delivery_timeout_s {self.delivery_timeout_s} must be at least {LINGER_S} "
+                f"above request_timeout_s {self.request_timeout_s}"
             )
 
     @property

@@ -9,7 +9,7 @@ publishing, the consumer loop and replay know only these protocols.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar, NamedTuple, Protocol
 
 from stoker.errors import CapacityError, ConfigError, InputError, UnavailableError
@@ -82,6 +82,19 @@ class TopicSpec:
             value = getattr(self, key)
             if value is not None and value <= 0:
                 raise ConfigError(f"{key} of {self.name}: expected more than 0, found {value}")
+
+
+def check_record_sizes(topic: str, values: Iterable[bytes | None], *, bytes_max: int) -> None:
+    """Refuse a batch of which one value is longer than the topic takes.
+
+    Raises:
+        RecordTooLarge: names the topic and both sizes.
+    """
+    for value in values:
+        if value is not None and len(value) > bytes_max:
+            raise RecordTooLarge(
+                f"record for topic {topic}: expected at most {bytes_max} bytes, found {len(value)}"
+            )
 
 
 class RebalanceListener(Protocol):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -53,10 +55,13 @@ def test_an_open_cluster_gets_no_credentials() -> None:
     [
         ({"bootstrap": ""}, "HOST:PORT"),
         ({"bootstrap": "a,b:1"}, "HOST:PORT"),
-        ({"security_protocol": "TLS"}, "kafka_security_protocol: expected one of PLAINTEXT"),
+        (
+            {"security_protocol": "TLS"},
+            "service.kafka_security_protocol: expected one of PLAINTEXT",
+        ),
         ({"sasl_mechanism": "GSSAPI"}, "kafka_sasl_mechanism"),
         ({"compression": "rar"}, "kafka_compression"),
-        ({"sasl_password": ""}, "needs kafka_sasl_username and kafka_sasl_password"),
+        ({"sasl_password": ""}, "needs service.kafka_sasl_username and service"),
         ({"tls_key_file": ""}, "go together"),
         ({"delivery_timeout_s": 15.0}, r"at least 0\.005 above"),
     ],
@@ -97,6 +102,36 @@ def test_the_setting_chooses_the_client_and_nothing_connects(client: Any, log_cl
     assert type(log).__name__ == log_class
     log.close()
     assert kafka_options(settings).bootstrap == "127.0.0.1:1"
+
+
+class Cluster:
+    """An administration client whose brokers learn of a new topic only after a while."""
+
+    def __init__(self, *known: dict[int, int]) -> None:
+        self.known = iter(known)
+        self.asked = 0
+
+    def create_topics(self, topics: Any, **_: Any) -> dict[str, Any]:
+        made: concurrent.futures.Future[None] = concurrent.futures.Future()
+        made.set_result(None)
+        return {topic.topic: made for topic in topics}
+
+    def list_topics(self, name: str, **_: Any) -> Any:
+        self.asked += 1
+        leaders = {p: SimpleNamespace(leader=at) for p, at in next(self.known).items()}
+        topics = {name: SimpleNamespace(partitions=leaders)} if leaders else {}
+        return SimpleNamespace(topics=topics)
+
+
+def test_a_new_topic_is_there_when_it_has_been_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks for its offsets next is not to be told that there is no such topic."""
+    module = pytest.importorskip("stoker.service.confluent_log", reason="no confluent extra")
+    monkeypatch.setattr(module.time, "sleep", lambda _: None)
+    log = module.ConfluentLog(KafkaOptions("127.0.0.1:1"))
+    cluster = Cluster({}, {0: 1}, {0: 1, 1: -1}, {0: 1, 1: 2})
+    monkeypatch.setattr(log, "_admin_client", lambda: cluster)
+    log.ensure_topic(TopicSpec("t", partition_count=2))
+    assert cluster.asked == 4
 
 
 def test_a_client_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
