@@ -80,6 +80,7 @@ class HeatPublisher:
         self._others: set[bytes] = set()
         self._slot = 0
         self._offsets: Any = None
+        self._looked_at: tuple[int, int, int] | None = None
         self._due_s = monotonic()
         self._failing = False
         self._stop = threading.Event()
@@ -115,12 +116,18 @@ class HeatPublisher:
             return False  # not our turn, or what is there is not known yet
         if self._monotonic() < self._due_s:
             return False
+        stamp = _stamp(self._snapshot_path)
+        if stamp is None or stamp == self._looked_at:
+            return False  # a snapshot may be large: the same one is not read every second
         found = read_snapshot(self._snapshot_path)
-        if found is None or found[0]["offsets"] == self._offsets:
+        if found is None:
             return False
-        self._publish(*found)
-        self._due_s = self._monotonic() + self._every_s
-        return True
+        news = bool(found[0]["offsets"] != self._offsets)
+        if news:
+            self._publish(*found)
+            self._due_s = self._monotonic() + self._every_s
+        self._looked_at = stamp
+        return news
 
     def close(self) -> None:
         """Leave the group."""
@@ -132,6 +139,7 @@ class HeatPublisher:
         """Begin a turn: look at all there is first; called by the consumer."""
         self._held |= committed.keys()
         self._others.clear()
+        self._looked_at = None
         return dict.fromkeys(committed)
 
     def partitions_revoked(self, partitions: Sequence[int]) -> Mapping[int, int]:
@@ -311,6 +319,15 @@ def _read_to(
 
 
 _HEAD_SUFFIX: Final = b"/head"
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    """Return what tells one snapshot from the next, which is always a new file; None without."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def _head_key(publisher: str) -> bytes:

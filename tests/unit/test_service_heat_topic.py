@@ -21,6 +21,7 @@ from stoker.service.event_wiring import heat_topic
 from stoker.service.heat_keeper import HeatKeeper
 from stoker.service.heat_topic import HEAT_TOPIC, HeatPublisher, heat_topic_spec, read_heat
 from stoker.service.settings import ServiceSettings
+from stoker.service.snapshot_file import read_snapshot
 from stoker.service.streams import DEAD_LETTERS_TOPIC, EVENTS_TOPIC, LogUnavailable, TopicSpec
 
 T0 = 1.75e9
@@ -198,6 +199,33 @@ def test_publications_take_turns_and_only_what_is_new_is_published(world: World)
     world.consume("a")
     assert not publish(publisher)  # too soon
     publisher.close()
+
+
+def test_a_snapshot_that_is_published_is_not_read_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody asks, so nothing is new: a large snapshot must not be read every second."""
+    world.add(90)
+    world.consume("one")
+    one = world.publisher("one")
+    assert publish(one)
+    read: list[Path] = []
+
+    def counted(path: Path) -> Any:
+        read.append(path)
+        return read_snapshot(path)
+
+    monkeypatch.setattr("stoker.service.heat_topic.read_snapshot", counted)
+    for _ in range(5):
+        world.clock.now_s += 60
+        assert not one.step(0.0)
+    assert read == []
+    world.add(90)
+    world.consume("one")
+    world.clock.now_s += 60
+    assert publish(one)
+    assert len(read) == 1
+    one.close()
 
 
 def test_a_restarted_publisher_goes_on_beside_its_last_publication(world: World) -> None:
