@@ -26,6 +26,9 @@ from stoker.kvcache.settings import KvcacheSettings
 from stoker.prefetch.settings import PrefetchSettings
 from stoker.service.setting_values import parse_value
 
+# Thirty years; the system's waits overflow not far above, inside a thread and long after the start.
+_SECONDS_MAX = 1e9
+
 
 def is_loopback(host: str) -> bool:
     """Tell whether ``host`` can only be reached from this machine."""
@@ -375,8 +378,11 @@ class ServiceSettings:
             "heat_topic_s",
             "refresh_s",
         ):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"service.{name} is {getattr(self, name)}; it must be above 0")
+            if not 0 < getattr(self, name) <= _SECONDS_MAX:
+                raise ConfigError(
+                    f"service.{name} is {getattr(self, name)}; it must be above 0 and at most "
+                    f"{_SECONDS_MAX:g}"
+                )
         if self.placement not in ("off", "observe", "act"):
             raise ConfigError(
                 f"service.placement is {self.placement!r}; it must be off, observe or act"
@@ -387,8 +393,10 @@ class ServiceSettings:
                 "above 0 and at most 1"
             )
         for name in ("drain_notice_s", "heat_wait_s"):
-            if not getattr(self, name) >= 0:
-                raise ConfigError(f"service.{name} is {getattr(self, name)}; it must be >= 0")
+            if not 0 <= getattr(self, name) <= _SECONDS_MAX:
+                raise ConfigError(
+                    f"service.{name} is {getattr(self, name)}; it must lie in 0..{_SECONDS_MAX:g}"
+                )
         if self.event_bytes_max > 8 << 20:
             raise ConfigError(
                 f"service.event_bytes_max is {self.event_bytes_max}; topics take at most "

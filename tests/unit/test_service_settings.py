@@ -122,6 +122,20 @@ def test_an_unknown_flag_names_the_nearest() -> None:
         load_config(environment={}, flags={"service.warm_dedline_s": "1"})
 
 
+@pytest.mark.parametrize("value", ["nan", "inf", "-1", "1e300"])
+def test_a_time_that_no_wait_can_take_is_refused_at_the_start(value: str) -> None:
+    """Later it would be an overflow in some thread, long after the server has started."""
+    names = [
+        field.name
+        for field in dataclasses.fields(ServiceSettings)
+        if field.type == "float" and field.name.endswith("_s")
+    ]
+    assert {"refresh_s", "drain_notice_s", "heat_wait_s", "connection_idle_s"} <= set(names)
+    for name in names:
+        with pytest.raises(ConfigError, match=f"service.{name} is"):
+            load_config(environment={}, flags={f"service.{name}": value})
+
+
 def test_service_links_of_kubernetes_are_told_apart() -> None:
     links = {
         "STOKER_PORT": "tcp://10.0.0.7:8080",
