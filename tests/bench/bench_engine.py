@@ -6,8 +6,8 @@
 
 Vectors: `engine_data`. Every figure comes from a fresh process; indexes are built once and kept
 under --work. Results: results.json, results.md, and plots. Parts: warm, cold, budget, growth (only
-with --growth), ordering. Times of a machine on which others work are noise; the results say how
-much of it they used.
+with --growth), ordering, sealing. Times of a machine on which others work are noise; the results
+say how much of it they used.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from engine_peers import PEERS
 from engine_plots import draw
 from engine_report import render
 from engine_run import Bench, available, peer_versions, say
+from engine_sealing import sealing
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -105,6 +106,9 @@ def measure(args: argparse.Namespace, work: Path, peers: list[str]) -> Iterator[
                 settle=args.settle,
                 seconds_max=args.seconds,
             )
+    if "sealing" in parts:
+        results["sealing"] = sealing(bench, args.repeats)
+        yield results
     if args.growth:
         several = [peer for peer in peers if peer in args.growth_peers.split(",")]
         results["growth"] = growth(parse_sizes(args.growth), several, work, args.repeats, args.pads)
@@ -125,7 +129,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     add("--queries", type=int, default=2_000, help="in each stream")
     add("--repeats", type=int, default=3)
     add("--peers", default=",".join(PEERS))
-    add("--parts", default="warm,cold,budget,ordering")
+    add("--parts", default="warm,cold,budget,ordering,sealing")
     add("--volumes", default="own,cloud", help="disks of the cold part")
     add("--shares", default="0.1,0.2,0.5", help="budgets, of the index's bytes")
     add("--targets", default=",".join(map(str, TARGETS)), help="recalls of the budget part")

@@ -26,6 +26,7 @@ if __name__ == "__main__":
     JOB = json.loads(Path(sys.argv[1]).read_text())
     join(JOB["groups"])
 
+import engine_sealing  # noqa: E402
 import engine_stages  # noqa: E402
 import numpy as np  # noqa: E402
 from engine_job import Job  # noqa: E402
@@ -218,6 +219,7 @@ STAGES = {
     "moments": engine_stages.moments,
     "device": engine_stages.device,
     "touched": engine_stages.touched,
+    "seal": engine_sealing.seal,
 }
 
 

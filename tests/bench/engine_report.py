@@ -20,6 +20,7 @@ def render(results: dict[str, Any]) -> str:
         ("budget", _budget),
         ("growth", _growth),
         ("ordering", _ordering),
+        ("sealing", _sealing),
     ):
         if results.get(name):
             lines += part(results)
@@ -353,6 +354,34 @@ def _growth(results: dict[str, Any]) -> list[str]:
             f"time ~ n^{fit['exponent']:.2f}"
         )
     return [*lines, ""]
+
+
+def _sealing(results: dict[str, Any]) -> list[str]:
+    rows = []
+    for run in results["sealing"]:
+        if "error" in run:
+            rows.append([run["error"], *[""] * 6])
+            continue
+        size = run["bytes"] / 1e6
+        rows.append(
+            [
+                number(size),
+                number(run["seal_s"], 2),
+                number(size / run["seal_s"]),
+                number(size / run["write_s"]),
+                number(run["calibrate_s"], 2),
+                number(run["peak_bytes"]["sealing"] / 1e6),
+                number(run["peak_bytes"]["calibrating"] / 1e6),
+            ]
+        )
+    header = ["MB", "seal s", "MB/s", "disk writes MB/s", "calibrate s"]
+    return [
+        "## Sealing: a graph that is linked already becomes a segment",
+        "",
+        "Own memory above what the process held before, MB: while sealing, while calibrating.",
+        "",
+        *table([*header, "memory sealing", "memory calibrating"], rows),
+    ]
 
 
 def _ordering(results: dict[str, Any]) -> list[str]:

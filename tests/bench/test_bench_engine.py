@@ -50,5 +50,6 @@ def test_every_part(bench: ModuleType, tmp_path: Path, capsys: pytest.CaptureFix
     assert limited["own"]["resident_bytes"] <= found["budget"]["index_bytes"] / 2
     assert limited["recall"] > 0.85
     assert set(found["ordering"]) == set(ORDERINGS)
+    assert all(run["bytes"] > 0 and run["write_s"] > 0 for run in found["sealing"])
     assert found["growth"]["fits"]
     assert "## Under a budget" in (out / "results.md").read_text()
