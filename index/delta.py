@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from stoker.errors import CorruptError
 from stoker.index.document_values import Change, DocumentId
-from stoker.index.exact import Metric, row_terms, score_pairs, search_exact, top
+from stoker.index.exact import Metric, row_terms, score_pairs, search_exact, top, unit_rows
 from stoker.index.filters import Fields, Filter, flatten, matches
 
 Key = tuple[str, DocumentId]
@@ -59,7 +59,7 @@ class DeltaView:
     Attributes:
         count: Rows, dead ones included.
         alive: bool, shape (count,): rows that are the newest version of their document.
-        vectors: float32, shape (>= count, dim).
+        vectors: float32, shape (>= count, dim); at unit length under cosine.
         terms: float32, shape (>= count,): see `row_terms`.
         keys: Document of each row; longer than ``count`` once changes follow.
         offsets: int64, shape (>= count,): change that wrote each row.
@@ -216,7 +216,8 @@ class Delta:
         if self._count == self._capacity:
             self._grow()
         row = self._count
-        self._vectors[row] = vector
+        # At unit length under cosine, as segments store them.
+        self._vectors[row] = unit_rows(vector[None])[0] if self._metric == "cosine" else vector
         self._terms[row] = row_terms(self._vectors[row : row + 1], self._metric)[0]
         self._offsets[row] = offset
         self._alive[row] = True

@@ -22,10 +22,15 @@ _SQUARE_MAX: Final = 1e18
 
 
 def inverse_norms(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return 1 / |v| of each row, 0 for a zero vector; float32, shape (n,)."""
+    """Return 1 / |v| of each row, 0 for a zero vector; float32, shape (n,).
+
+    The largest float where there is none so large: cosines of rows shorter than 1e-38 then come out
+    too small. Bring such rows to unit length first (`unit_rows`).
+    """
     norms = np.sqrt(np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64))
-    with np.errstate(divide="ignore"):
-        return np.where(norms > 0, 1.0 / norms, 0.0).astype(np.float32)
+    with np.errstate(divide="ignore", over="ignore"):
+        inverse = np.minimum(1.0 / norms, np.finfo(np.float32).max)
+    return np.where(norms > 0, inverse, 0.0).astype(np.float32)
 
 
 def unit_rows(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -67,10 +72,10 @@ def score_pairs(
     if metric == "l2":
         difference = vectors - query
         return squared_norms(difference)
-    products: NDArray[np.float32] = vectors @ query
     if metric == "cosine":
-        products = products * inverse_norms(vectors) * inverse_norms(query[None])[0]
-    return products
+        query = unit_rows(query[None])[0]
+    products: NDArray[np.float32] = vectors @ query
+    return products * inverse_norms(vectors) if metric == "cosine" else products
 
 
 def top(ranks: NDArray[np.float32], k: int) -> NDArray[np.int64]:
@@ -109,10 +114,11 @@ def search_exact(
     step = max(1, _CELLS_MAX // max(1, count))
     for start in range(0, queries.shape[0], step):
         part = queries[start : start + step]
+        if metric == "cosine":
+            part = unit_rows(part)
         ranks = part @ vectors.T
         if metric == "cosine":
             ranks *= terms
-            ranks *= inverse_norms(part)[:, None]
         elif metric == "l2":
             ranks *= 2
             ranks -= terms
