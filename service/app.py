@@ -61,13 +61,12 @@ _OPEN_PATHS = frozenset({"/livez", "/readyz", "/metrics", "/openapi.json"})
 
 def make_app(engine: Engine, settings: ServiceSettings) -> web.Application:
     """Build the application around an engine; the caller closes the engine."""
-    logging.getLogger("aiohttp.server").addFilter(_OUR_FAULTS)
     app = web.Application(
         client_max_size=settings.body_bytes_max,
         middlewares=[_make_edge(engine, settings), _make_gate(settings)],
     )
     app[ENGINE] = engine
-    app.cleanup_ctx.append(_lanes)
+    app.cleanup_ctx.extend((_error_log, _lanes))
     for routes in (
         routes_search,
         routes_documents,
@@ -91,7 +90,12 @@ class _OurFaults(logging.Filter):
         return False
 
 
-_OUR_FAULTS = _OurFaults()
+async def _error_log(_app: web.Application) -> AsyncIterator[None]:
+    # Taken away again: what the logging module holds, and all that it refers to, outlives us.
+    server_log, ours = logging.getLogger("aiohttp.server"), _OurFaults()
+    server_log.addFilter(ours)
+    yield
+    server_log.removeFilter(ours)
 
 
 def search_thread_count(settings: ServiceSettings) -> int:

@@ -102,6 +102,8 @@ class Server:
         for pipe in (self.process.stdout, self.process.stderr):
             if pipe is not None:
                 pipe.close()
+        # Native objects that somebody still holds at the end are said on standard error.
+        assert "leaked" not in self.log(), self.log()
         return code
 
 
