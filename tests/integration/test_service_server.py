@@ -261,6 +261,8 @@ def test_live_answers_keep_to_the_document(server: Server, document: dict[str, A
     assert send("GET", "/v1/warmup")["state"] == "done"
     send("POST", "/v1/warmup", {"budget_bytes": -1})
     assert send("POST", "/v1/warmup", {"wait": True})["receipt"]["state"] == "complete"
+    send("PATCH", "/v1/warmup", {"action": "reprioritise"})  # 409: none runs
+    send("PATCH", "/v1/warmup", {"action": "stop"})
     send("POST", "/v1/warmup", {"everything": True})
     send("GET", "/livez")
     assert send("GET", "/readyz")["ready"]
