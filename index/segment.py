@@ -284,6 +284,9 @@ class Segment:
                 Summary.nothing_to_do(count),
             )
         width = self._width(k, ef, recall_target)
+        if allow is None and width >= m.count:
+            # As wide as the segment: a scan looks at no more than the walk would, and at all of it.
+            allow = np.packbits(np.ones(m.count, np.bool_), bitorder="little")
         target = self._settings.recall_target if recall_target is None else recall_target
         # The target is a mean over queries: one reads when its own expectation is further from
         # perfect than that, by what the others make up for. The error model takes a coarse walk's
