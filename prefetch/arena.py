@@ -74,9 +74,9 @@ class Arena:
         candidates: Sequence[type[Candidate]] = CANDIDATES,
         mini_capacity: int = 65_536,
         half_life_ratio: float = 10.0,
-        block_accesses: int = 64,
+        block_accesses: int = 32,
         switch_cost: float = 0.08,
-        refetch_per_miss: int = 4,
+        refetch_per_miss: int = 16,
     ) -> None:
         self.capacity = capacity
         self._types = tuple(candidates)

@@ -122,7 +122,9 @@ class PrefetchSettings:
         "back per key that it moves; lower changes more often. Ratio.",
     )
     placement_refetch_per_miss: int = _setting(
-        4, "Keys fetched ahead per miss after a change of policy, until content follows. Count."
+        16,
+        "Keys fetched ahead per miss after a change of policy, until content follows: what is left "
+        "of the old policy's content costs hits, and 16 pages are a small read. Count.",
     )
     placement_qlearning: bool = _setting(
         False,

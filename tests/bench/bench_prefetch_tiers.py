@@ -39,7 +39,7 @@ Floats = NDArray[np.float64]
 MADE = ("drift:1", "jobs:1")
 # Accesses over which an expectation is taken; a key is worth its best one.
 SPANS = (8.0, 24.0, 64.0, 200.0, 600.0, 1500.0, 4000.0, 12000.0, 40000.0)
-HALF_LIVES = (25_000.0, 80_000.0)
+HALF_LIVES = (2_000.0, 5_000.0)
 
 
 class Informed:

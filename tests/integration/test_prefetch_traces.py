@@ -56,6 +56,15 @@ def test_keys_without_sessions_lose_at_most_one_percent(shared_data: Path, share
     assert outcomes["stoker"].hit_ratio >= 0.99 * best_simple(outcomes)
 
 
+@pytest.mark.parametrize("share", [0.10, 0.25])
+def test_prompts_of_a_language_model_lose_at_most_one_percent(
+    shared_data: Path, share: float
+) -> None:
+    trace = read_trace(shared_data / "mooncake" / "synthetic_trace.jsonl", "mooncake")
+    outcomes = compare(trace, int(trace.footprint * share))
+    assert outcomes["stoker"].hit_ratio >= 0.99 * best_simple(outcomes)
+
+
 def test_predicted_coverage_is_what_the_next_requests_have(shared_data: Path) -> None:
     """What a receipt predicts from the heat, against the next twentieth of a real RAG service."""
     trace = read_trace(shared_data / "ragpulse" / "0_trace_days1-4.jsonl", "ragpulse")
