@@ -63,7 +63,7 @@ class StorageUnavailable(UnavailableError):
     """The file cannot be reached now: locked, unreadable or a failing device."""
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(slots=True, eq=False)
 class _Ticket:
     """One caller's changes, waiting for the commit that takes them."""
 
@@ -121,6 +121,7 @@ class DocumentStore:
         self._readers_changed = threading.Condition()
         self._closed = False
         self._broken = ""
+        self._behind = False  # Whether memory is being brought up to what was committed.
         self._offset = int(self._meta("change_offset") or 0)
 
     @classmethod
@@ -209,9 +210,14 @@ class DocumentStore:
         ticket = _Ticket(changes)
         with self._queue_lock:
             self._queue.append(ticket)
-        with self._commit_lock:
-            if not ticket.done:
-                self._commit_group()
+        try:
+            with self._commit_lock:
+                if not ticket.done:
+                    self._commit_group()
+        finally:
+            if not ticket.done:  # Interrupted while it waited: nobody is to write it later.
+                with self._queue_lock, contextlib.suppress(ValueError):
+                    self._queue.remove(ticket)
         if ticket.error is not None:
             raise ticket.error
         return ticket.offset
@@ -232,6 +238,12 @@ class DocumentStore:
             except StokerError as error:
                 for ticket in group:
                     ticket.error = error
+            except BaseException as error:
+                # One caller's interrupt is no answer for those whose changes it was committing.
+                failure = self._interrupted(error)
+                for ticket in group:
+                    ticket.error = failure
+                raise
             finally:
                 for ticket in group:
                     ticket.done = True
@@ -259,15 +271,36 @@ class DocumentStore:
                 if writer.in_transaction:
                     writer.execute("ROLLBACK")
             raise _translate(self._path, error) from error
+        except BaseException:
+            if writer.in_transaction:
+                writer.execute("ROLLBACK")
+            raise
         failpoint("documents.after_commit")
         self._offset = offset
         return written
 
+    def _interrupted(self, error: BaseException) -> StorageUnavailable:
+        """Return what to tell who shared a commit that broke off; take no more unless it is sure.
+
+        It is sure where the file holds no change that memory has not seen.
+        """
+        what = f"a commit broke off ({error!r})"
+        try:
+            unwritten = not self._behind and self.stored_offset() == self._offset
+        except StokerError:
+            unwritten = False
+        if unwritten:
+            return StorageUnavailable(f"{self._path}: {what}; nothing was written, call again")
+        self._broken = f"{what}, written or not; open the collection again"
+        return StorageUnavailable(f"{self._path}: {self._broken}")
+
     def _apply(self, written: Sequence[Change]) -> None:
         if self._on_commit is None:
             return
+        self._behind = True
         try:
             self._on_commit(written)
+            self._behind = False
         except Exception as error:
             # The changes are durable but memory no longer shows them: stop taking more.
             self._broken = f"memory fell behind the log ({error}); open the collection again"

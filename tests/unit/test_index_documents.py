@@ -273,3 +273,79 @@ def test_what_cannot_name_a_tenant_is_refused(value: object) -> None:
 def test_metadata_that_filters_cannot_hold_is_refused(metadata: Any) -> None:
     with pytest.raises(InputError):
         encode_metadata(metadata, "default", "row 0")
+
+
+@pytest.mark.parametrize("place", ["documents.before_commit", "documents.after_commit", "shown"])
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt, MemoryError])
+def test_an_interrupted_commit_is_never_acknowledged(
+    path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    place: str,
+    interruption: type[BaseException],
+) -> None:
+    """One caller's Ctrl-C, or want of memory, in the commit that it makes for all who wait."""
+    seen: list[Change] = []
+    armed = True
+
+    def pass_by(name: str) -> None:
+        nonlocal armed
+        if armed and name == place:
+            armed = False
+            raise interruption
+
+    def show(changes: Sequence[Change]) -> None:
+        pass_by("shown")
+        seen.extend(changes)
+
+    store = DocumentStore.open(path, dim=DIM, writable=True, on_commit=show)
+    monkeypatch.setattr(documents_module, "failpoint", pass_by)
+    outcomes: dict[int, BaseException | int] = {}
+
+    def write(number: int) -> None:
+        try:
+            outcomes[number] = store.write([upsert(number)])
+        except BaseException as error:
+            outcomes[number] = error
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+    with store.writes_paused():
+        for thread in threads:
+            thread.start()
+        while len(store._queue) < len(threads):
+            pass
+    for thread in threads:
+        thread.join()
+    # All four shared the commit, and nobody was told yes.
+    assert sum(isinstance(found, UnavailableError) for found in outcomes.values()) >= 3
+    assert not [found for found in outcomes.values() if isinstance(found, int)]
+    if place == "documents.before_commit":  # Nothing was written: the store goes on.
+        assert store.write([upsert(9)]) == 1
+        assert [change.id for change in seen] == [9]
+    else:  # What memory shows and what the file holds may differ.
+        with pytest.raises(UnavailableError, match="open the collection again"):
+            store.write([upsert(9)])
+    store.close()
+    again = DocumentStore.open(path, dim=DIM, writable=True)
+    offset = again.change_offset
+    assert again.write([upsert("later")]) == offset + 1
+    again.close()
+
+
+def test_who_gives_up_waiting_writes_nothing_later(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = DocumentStore.open(path, dim=DIM, writable=True)
+
+    class Interrupted:
+        def __enter__(self) -> None:
+            raise KeyboardInterrupt
+
+        def __exit__(self, *exc: object) -> None: ...
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "_commit_lock", Interrupted())
+        with pytest.raises(KeyboardInterrupt):
+            store.write([upsert("given up")])
+    assert store.write([upsert("kept")]) == 1
+    assert store.documents("default", ["given up"]) == [None]
+    store.close()
