@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from stoker.errors import CorruptError, InputError, UnavailableError
 from stoker.kvcache.language_model import Kv
+from stoker.kvcache.settings import STORAGES
 
 FORMAT = "stoker-kv-1"
-STORAGES = ("float32", "float16", "int8", "int4")
 _GROUP = 32  # values that share one scale in int4
 _HEADER_BYTES_MAX = 1 << 20
 

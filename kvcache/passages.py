@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 
 from stoker.errors import CapacityError, InputError
 from stoker.kvcache.kv_file import (
-    STORAGES,
     KvCorrupt,
     KvHeader,
     read_header,
@@ -30,6 +29,7 @@ from stoker.kvcache.kv_file import (
     write_kv,
 )
 from stoker.kvcache.language_model import Kv
+from stoker.kvcache.settings import STORAGES
 from stoker.kvcache.worth import Worth
 
 log = structlog.get_logger(__name__)

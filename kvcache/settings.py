@@ -265,50 +265,21 @@ class KvcacheSettings:
     )
 
     def __post_init__(self) -> None:
-        ratios = (
-            "reuse_delta",
-            "reuse_alpha",
-            "reuse_overlap_min",
-            "reuse_verify_ratio",
-            "kv_pressure_ratio",
-            "kv_gate_agreement_min",
-            "documents_tenant_ratio",
-        )
-        for key in ratios:
-            if not 0.0 < getattr(self, key) <= 1.0:
-                raise ConfigError(f"{key}: expected a ratio in (0, 1], found {getattr(self, key)}")
-        if not 0.0 <= self.kv_recompute_ratio <= 1.0:
-            raise ConfigError(
-                f"kv_recompute_ratio: expected 0 to 1, found {self.kv_recompute_ratio}"
-            )
-        if not -1.0 <= self.reuse_similarity_min <= 1.0:
-            raise ConfigError(
-                f"reuse_similarity_min: expected a cosine in [-1, 1], found "
-                f"{self.reuse_similarity_min}"
-            )
-        counts = (
-            "reuse_entries_max",
-            "reuse_exact_entries_max",
-            "reuse_tenants_max",
-            "reuse_candidates_max",
-            "reuse_text_bytes_max",
-            "kv_bytes_max",
-            "kv_disk_bytes_max",
-            "slab_pages_max",
-            "engine_world_size",
-            "engine_leases_max",
-            "hot_accesses_min",
-            "hot_keys_max",
-        )
-        for key in counts:
-            if getattr(self, key) < 1:
-                raise ConfigError(f"{key}: expected at least 1, found {getattr(self, key)}")
-        if not 16 <= self.kv_block_tokens <= 2048:
-            raise ConfigError(f"kv_block_tokens: expected 16 to 2048, found {self.kv_block_tokens}")
-        if self.kv_storage not in ("float32", "float16", "int8", "int4"):
-            raise ConfigError(
-                f"kv_storage: expected float32, float16, int8 or int4, found {self.kv_storage!r}"
-            )
+        for keys, wanted, within in (
+            (_RATIOS, "a ratio in (0, 1]", lambda value: 0.0 < value <= 1.0),
+            (_COUNTS, "at least 1", lambda value: value >= 1),
+            (_MORE_THAN_0, "more than 0", lambda value: value > 0.0),
+            (("hot_p99_us", "documents_bytes_max"), "at least 0", lambda value: value >= 0),
+            (("kv_recompute_ratio",), "0 to 1", lambda value: 0.0 <= value <= 1.0),
+            (("reuse_similarity_min",), "a cosine in [-1, 1]", lambda value: -1 <= value <= 1),
+            (("kv_block_tokens",), "16 to 2048", lambda value: 16 <= value <= 2048),
+            (("kv_storage",), "float32, float16, int8 or int4", STORAGES.__contains__),
+            (("device",), "auto, cpu or cuda:N", _is_device),
+        ):
+            for key in keys:
+                found = getattr(self, key)
+                if not within(found):
+                    raise ConfigError(f"{key}: expected {wanted}, found {found!r}")
         if self.passages_dir and not self.passages_model_id.isalnum():
             raise ConfigError(
                 "passages_model_id: expected letters and digits beside passages_dir, found "
@@ -316,22 +287,23 @@ class KvcacheSettings:
             )
         if self.engine_url and not (self.engine_model and self.engine_tokenizer):
             raise ConfigError("engine_url: expected engine_model and engine_tokenizer beside it")
-        if not self.hot_p99_us >= 0.0:
-            raise ConfigError(f"hot_p99_us: expected at least 0, found {self.hot_p99_us}")
-        if self.documents_bytes_max < 0:
-            raise ConfigError(
-                f"documents_bytes_max: expected at least 0, found {self.documents_bytes_max}"
-            )
-        for key in (
-            "reuse_window_s",
-            "hot_window_s",
-            "kv_gate_kl_max",
-            "engine_every_s",
-            "engine_lease_s",
-            "engine_tokens_per_s_max",
-        ):
-            if not getattr(self, key) > 0.0:
-                raise ConfigError(f"{key}: expected more than 0, found {getattr(self, key)}")
-        device_known = self.device in ("auto", "cpu", "cuda") or self.device.startswith("cuda:")
-        if not device_known:
-            raise ConfigError(f"device: expected auto, cpu or cuda:N, found {self.device!r}")
+
+
+_RATIOS = (
+    "reuse_delta", "reuse_alpha", "reuse_overlap_min", "reuse_verify_ratio", "kv_pressure_ratio",
+    "kv_gate_agreement_min", "documents_tenant_ratio",
+)  # fmt: skip
+_COUNTS = (
+    "reuse_entries_max", "reuse_exact_entries_max", "reuse_tenants_max", "reuse_candidates_max",
+    "reuse_text_bytes_max", "kv_bytes_max", "kv_disk_bytes_max", "slab_pages_max",
+    "engine_world_size", "engine_leases_max", "hot_accesses_min", "hot_keys_max",
+)  # fmt: skip
+_MORE_THAN_0 = (
+    "reuse_window_s", "hot_window_s", "kv_gate_kl_max", "engine_every_s", "engine_lease_s",
+    "engine_tokens_per_s_max",
+)  # fmt: skip
+STORAGES = ("float32", "float16", "int8", "int4")
+
+
+def _is_device(name: str) -> bool:
+    return name in ("auto", "cpu", "cuda") or name.startswith("cuda:")

@@ -252,6 +252,11 @@ def test_kept_scores_are_not_the_callers_array() -> None:
         ("kv_block_tokens", 8),
         ("kv_recompute_ratio", -0.1),
         ("kv_gate_kl_max", 0.0),
+        ("kv_storage", "float8"),
+        ("hot_p99_us", -1.0),
+        ("hot_p99_us", float("nan")),
+        ("engine_lease_s", float("nan")),
+        ("documents_bytes_max", -1),
         ("device", "tpu"),
     ],
 )

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from stoker.errors import InputError
-from stoker.kvcache.kv_file import STORAGES, KvCorrupt, read_header, read_kv, write_kv
+from stoker.kvcache.kv_file import KvCorrupt, read_header, read_kv, write_kv
 from stoker.kvcache.language_model import Kv
 from stoker.kvcache.passages import KIND, KvUnitBatch, PassageStore, PassageTooLarge
+from stoker.kvcache.settings import STORAGES
 from stoker.prefetch.protocols import LoadOutcome, UnitBatch
 
 pytest.importorskip("safetensors")
