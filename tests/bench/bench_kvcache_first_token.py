@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import argparse
 import gzip
-import hashlib
 import json
-import os
-import platform
+import sys
 import tempfile
 import time
 from collections import OrderedDict
@@ -32,6 +30,9 @@ from stoker.kvcache.kv_file import write_kv
 from stoker.kvcache.language_model import Kv, LanguageModel
 from stoker.kvcache.layer_loads import LayerFile, LayerLoader, load_first, overlapped_cache
 from stoker.kvcache.prefix_blocks import BlockHash, PrefixBlocks, block_hash, joined, root_hash
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from kvcache_bench import last_line
 
 Compute = Callable[[Kv | None, list[int]], Kv]
 
@@ -232,11 +233,8 @@ def measure_novel(
 def report(row: dict[str, object], command: str) -> str:
     prefix = row["prefix"]
     assert isinstance(prefix, dict)
-    digest = hashlib.blake2b(
-        f"{row['tokens']}{prefix['same_answer']}".encode(), digest_size=8
-    ).hexdigest()
-    machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
-    return f"{json.dumps(row, indent=1)}\nresult {digest}; machine {machine}; command {command}"
+    same = (row["tokens"], prefix["same_answer"])
+    return f"{json.dumps(row, indent=1)}\n{last_line(same, command)}"
 
 
 @pytest.mark.data

@@ -11,11 +11,11 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
-import platform
+import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,9 @@ import numpy as np
 from stoker.kvcache.hot_keys import HotKeys
 from stoker.kvcache.snapshot_table import SnapshotTable
 from stoker.kvcache.tenant_slots import TenantQuota, TenantSlots
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from kvcache_bench import machine
 
 THREADS = 4
 
@@ -141,5 +144,4 @@ if __name__ == "__main__":
     parser.add_argument("--reads", type=int, default=100_000, help="per thread, way and round")
     chosen = parser.parse_args()
     print(json.dumps(measure(chosen.reads), indent=1))
-    machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
-    print(f"{THREADS} reading threads; machine {machine}")
+    print(f"{THREADS} reading threads; machine {machine()}")

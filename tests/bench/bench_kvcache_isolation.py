@@ -8,16 +8,18 @@ under the curve of 0.5 is a coin; by hand: ``python tests/bench/bench_kvcache_is
 from __future__ import annotations
 
 import argparse
-import hashlib
 import math
-import os
-import platform
 import random
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 
 from stoker.kvcache.lookup import Fence, LookupReuse, Refusal
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from kvcache_bench import last_line, made_word
 
 DIM = 64
 FENCE = Fence(1, 1)
@@ -40,7 +42,7 @@ def rank_test(one: list[float], other: list[float]) -> tuple[float, float]:
 
 def measure(tries: int) -> dict[str, object]:
     rng = np.random.default_rng(3)
-    texts = [f"what is said of {_word(number)} in the notes" for number in range(1_000)]
+    texts = [f"what is said of {made_word(number)} in the notes" for number in range(1_000)]
     vectors = rng.standard_normal((1_000, DIM)).astype(np.float32)
     own = rng.standard_normal((50, DIM)).astype(np.float32)
     # Two worlds: the victim asked each text in one of them, so that no text's own time counts.
@@ -50,7 +52,7 @@ def measure(tries: int) -> dict[str, object]:
         for number in range(world, 1_000, 2):
             reuse.store("victim", texts[number], vectors[number], ["secret"], [1.0], FENCE)
         for number in range(50):  # the attacker has questions of its own
-            text = f"own question {_word(number)}"
+            text = f"own question {made_word(number)}"
             reuse.store("attacker", text, own[number], ["own"], [1.0], FENCE)
         worlds.append(reuse)
     taken: dict[bool, list[float]] = {True: [], False: []}
@@ -67,19 +69,8 @@ def measure(tries: int) -> dict[str, object]:
             "answers": sorted(answers)}  # fmt: skip
 
 
-def _word(number: int) -> str:
-    letters = ""
-    while True:
-        letters += "bcdfghjklmnpqrstvwxz"[number % 20]
-        number //= 20
-        if not number:
-            return letters + "o"
-
-
 def report(row: dict[str, object], command: str) -> str:
-    digest = hashlib.blake2b(repr(row["answers"]).encode(), digest_size=8).hexdigest()
-    machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
-    return f"{row}\nresult {digest}; machine {machine}; command {command}"
+    return f"{row}\n{last_line(row['answers'], command)}"
 
 
 def test_no_answer_tells_of_another_tenant() -> None:

@@ -7,10 +7,8 @@ test it takes the first requests only, prints what it found and never fails on t
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
-import os
-import platform
+import sys
 import time
 from collections import OrderedDict
 from pathlib import Path
@@ -18,6 +16,9 @@ from pathlib import Path
 import pytest
 
 from stoker.kvcache.prefix_blocks import PrefixBlocks, root_hash
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from kvcache_bench import last_line
 
 SHARES = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5)
 
@@ -87,10 +88,8 @@ def compare(folder: Path, *, limit: int | None) -> list[dict[str, object]]:
 
 def report(rows: list[dict[str, object]], command: str) -> str:
     figures = [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
-    digest = hashlib.blake2b(json.dumps(figures).encode(), digest_size=8).hexdigest()
     lines = [json.dumps(row) for row in rows]
-    machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
-    return "\n".join([*lines, f"result {digest}; machine {machine}; command {command}"])
+    return "\n".join([*lines, last_line(figures, command)])
 
 
 @pytest.mark.data

@@ -15,8 +15,7 @@ import argparse
 import gzip
 import hashlib
 import json
-import os
-import platform
+import sys
 from collections import OrderedDict
 from collections.abc import Hashable
 from pathlib import Path
@@ -25,6 +24,9 @@ import pytest
 
 from stoker.kvcache.prompt_order import PromptOrder
 from stoker.kvcache.worth import Worth
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from kvcache_bench import last_line
 
 KINDS = ("sys_prompt", "passages_ids", "history", "web_search", "user_input")
 FILES = ("1_sys_prompt", "2_passages", "3_history", "4_user_input", "5_web_search")
@@ -185,9 +187,7 @@ def measure_quality(data: Path, *, prompts: int, tokens: int) -> dict[str, objec
 
 
 def report(row: dict[str, object], command: str) -> str:
-    digest = hashlib.blake2b(json.dumps(row).encode(), digest_size=8).hexdigest()
-    machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
-    return f"{json.dumps(row, indent=1)}\nresult {digest}; machine {machine}; command {command}"
+    return f"{json.dumps(row, indent=1)}\n{last_line(row, command)}"
 
 
 @pytest.mark.data

@@ -9,10 +9,8 @@ once). ``--write FILE`` keeps the pairs for ``stoker reuse evaluate``.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
-import os
-import platform
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -21,13 +19,13 @@ from numpy.typing import NDArray
 
 from stoker.kvcache.reuse_evaluation import Pair, evaluate_reuse
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from kvcache_bench import banking77_rows, last_line
 
-def questions_of(folder: Path, limit: int | None, seed: int) -> list[tuple[str, str]]:
+
+def questions_of(data: Path, limit: int | None, seed: int) -> list[tuple[str, str]]:
     """Return (text, intent) of the questions in a shuffled order."""
-    rows = []
-    for name in ("train", "test"):
-        with (folder / f"{name}.csv").open(newline="", encoding="utf-8") as file:
-            rows += [(row["text"].strip(), row["category"]) for row in csv.DictReader(file)]
+    rows = banking77_rows(data)
     order = np.random.default_rng(seed).permutation(len(rows))[:limit]
     return [rows[place] for place in order]
 
@@ -45,16 +43,15 @@ def stream_pairs(questions: list[tuple[str, str]], vectors: NDArray[np.float32])
 def build(data: Path, limit: int | None, seed: int) -> list[Pair]:
     from stoker.service.embedding import Embedder
 
-    questions = questions_of(data / "banking77", limit, seed)
+    questions = questions_of(data, limit, seed)
     vectors = Embedder(thread_count=1, batch_size=64).embed([text for text, _ in questions])
     return stream_pairs(questions, vectors)
 
 
 def report(pairs: list[Pair], delta: float, command: str) -> str:
     found = evaluate_reuse(pairs, delta=delta)
-    machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
     figures = json.dumps(found.to_json(), indent=1)
-    return f"{figures}\nresult {found.result_hash}; machine {machine}; command {command}"
+    return f"{figures}\n{last_line(found.result_hash, command)}"
 
 
 @pytest.mark.data

@@ -17,14 +17,17 @@ threshold in hindsight, which knows every truth and pays for no proof.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import random
+import sys
 from pathlib import Path
 
 import numpy as np
 
 from stoker.kvcache.reuse_evaluation import Pair, evaluate_reuse, with_vectors
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from kvcache_bench import banking77_rows
 
 Labelled = tuple[str, str, bool]
 
@@ -139,10 +142,7 @@ def turns(rng: random.Random, data: Path) -> list[Labelled]:
 
 
 def at_random(rng: random.Random, data: Path, count: int) -> list[Labelled]:
-    rows = []
-    for name in ("train", "test"):
-        with (data / "banking77" / f"{name}.csv").open(newline="", encoding="utf-8") as file:
-            rows += [(row["text"].strip(), row["category"]) for row in csv.DictReader(file)]
+    rows = banking77_rows(data)
     kinds: dict[str, list[str]] = {}
     for text, kind in rows:
         kinds.setdefault(kind, []).append(text)
