@@ -149,9 +149,26 @@ def _make_edge(engine: Engine, settings: ServiceSettings) -> Any:
         response.headers["X-Request-Id"] = request_id
         if engine.draining:
             response.force_close()
+        await _send(request, response, settings.connection_idle_s)
         return response
 
     return edge
+
+
+async def _send(request: web.Request, response: web.StreamResponse, wait_s: float) -> None:
+    """Send the answer; a client that does not take it loses its connection.
+
+    Else a client that stops reading would hold the answer's megabytes for as long as it likes.
+    """
+    try:
+        async with asyncio.timeout(wait_s):
+            await response.prepare(request)
+            await response.write_eof()
+    except TimeoutError:
+        if request.transport is not None:
+            request.transport.abort()
+    except ConnectionError:
+        pass  # the client has gone; the library, which looks next, closes its end
 
 
 def _note(error: BaseException, request_id: str, route: str, refused: Any) -> None:

@@ -134,8 +134,9 @@ class ServiceSettings:
     connection_idle_s: float = dataclasses.field(
         default=75.0,
         metadata={
-            "help": "how long a connection may stay open without a whole request, s; above the 60 "
-            "of usual load balancers, so that it is they who close first"
+            "help": "how long a connection may wait for its client, s: for a whole request, and "
+            "until an answer is taken; above the 60 of usual load balancers, so that they close "
+            "first"
         },
     )
     write_deadline_s: float = dataclasses.field(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -357,6 +358,25 @@ async def test_a_body_that_never_arrives_is_given_up(start: Start) -> None:
     task = client.post("/v1/search", data=forever(), headers={"Content-Type": "application/json"})
     response = await task
     await problem(response, 400, "bad-input")
+
+
+async def test_an_answer_that_nobody_takes_is_given_up(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a client that stops reading holds the answer's memory for as long as it likes."""
+    client, engine = await start(connection_idle_s=0.05)
+    engine.metrics_page = lambda: b"x" * (64 << 20)  # type: ignore[method-assign]
+    server = client.server
+    assert server is not None
+    lost = asyncio.Event()
+    handler: Any = server.handler
+    note_lost = handler.connection_lost
+    monkeypatch.setattr(handler, "connection_lost", lambda *args: (note_lost(*args), lost.set()))
+    with socket.create_connection(("127.0.0.1", server.port)) as deaf:
+        deaf.sendall(b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n")
+        await asyncio.wait_for(lost.wait(), 20)
+    # The next one is served as ever.
+    assert (await client.get("/livez")).status == 200
 
 
 async def test_readiness_and_warm_ups(start: Start) -> None:
