@@ -23,7 +23,14 @@ import structlog
 from stoker.errors import CorruptError, StokerError
 from stoker.prefetch.heat_parts import join_heat, read_head, split_heat
 from stoker.service.snapshot_file import read_snapshot
-from stoker.service.streams import Consumer, EventLog, LogUnavailable, Record, TopicSpec
+from stoker.service.streams import (
+    Consumer,
+    EventLog,
+    LogFull,
+    LogUnavailable,
+    Record,
+    TopicSpec,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -215,7 +222,7 @@ class HeatPublisher:
                 self._stop.wait(_RETRY_S)
         try:
             self.close()
-        except LogUnavailable as error:
+        except (LogUnavailable, LogFull) as error:
             log.warning("service.heat_publishing_failed", topic=self._topic, reason=str(error))
 
 

@@ -11,6 +11,7 @@ The spool has a bound. Where it is reached, appends are refused (`LogFull`), not
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 import time
@@ -213,7 +214,9 @@ class _Forwarder:
             self._thread.join(timeout_s + 1.0)
             if self._thread.is_alive():
                 return
-        self._consumer.close()
+        # Where there is no room to give the lease back, it runs out by itself.
+        with contextlib.suppress(LogUnavailable, LogFull):
+            self._consumer.close()
 
     def make_topic(self) -> None:
         """Make the target's topic, once; safe from several threads."""

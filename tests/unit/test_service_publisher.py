@@ -13,6 +13,7 @@ import structlog
 
 from stoker.prefetch.events import SEARCH_PERFORMED, Event, EventError, new_event
 from stoker.service.dead_letters import DeadLetters
+from stoker.service.embedded_group import EmbeddedConsumer
 from stoker.service.embedded_log import EmbeddedLog
 from stoker.service.embedded_topic import EmbeddedOptions
 from stoker.service.publisher import Publisher
@@ -28,6 +29,7 @@ class FakeLog:
         self.topics: list[str] = []
         self.error: Exception | None = None
         self.calls = 0
+        self.closed = False
         self.bytes_max = 1 << 30
         self.entered = threading.Event()
         self.gate: threading.Event | None = None
@@ -49,7 +51,7 @@ class FakeLog:
         self.entries += [(topic, key, value) for key, value in entries]
 
     def close(self) -> None:
-        pass
+        self.closed = True
 
     @property
     def ids(self) -> list[str]:
@@ -278,6 +280,23 @@ def test_a_record_too_large_for_the_broker_does_not_stop_the_rest(spooled: Any) 
     letter = orjson.loads(target.entries[-1][2])
     assert letter["data"]["payload_bytes"] == 101
     assert "broker" in letter["data"]["reason"]
+
+
+def test_a_full_disk_does_not_keep_the_spool_from_closing(
+    spooled: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One topic's lease that finds no room must not leave the others, and the target, open."""
+    target, open_spool = spooled
+    log = open_spool()
+
+    def full(*_: Any) -> None:
+        raise LogFull("the disk is full")
+
+    monkeypatch.setattr(EmbeddedConsumer, "_release", full)
+    log.close(0.0)
+    assert target.closed
+    with pytest.raises(LogUnavailable):
+        log.append("t", b"k", [b"v"])
 
 
 def test_threads_forward_and_log_an_outage_once(tmp_path: Path) -> None:
