@@ -88,6 +88,14 @@ def open_engine(
             heat_topic=heat_topic(service, event_log),
             heat_topic_s=service.heat_topic_s,
         )
+        publisher = Publisher(
+            event_log,
+            topic=service.event_topic,
+            queue_events_max=service.event_queue_max,
+            event_bytes_max=service.event_bytes_max,
+            dead_letters=DeadLetters(event_log),
+        )
+        undo.callback(publisher.close)
         off: dict[str, str] = {}
         if writes_off:
             off["writes"] = writes_off
@@ -108,13 +116,7 @@ def open_engine(
             text_model=open_text_model(service, path, index.dim),
             reuse=reuse,
             event_log=event_log,
-            publisher=Publisher(
-                event_log,
-                topic=service.event_topic,
-                queue_events_max=service.event_queue_max,
-                event_bytes_max=service.event_bytes_max,
-                dead_letters=DeadLetters(event_log),
-            ),
+            publisher=publisher,
             heat=heat,
             placement=open_placement(config, index, state_dir),
             off=off,

@@ -12,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from stoker.errors import UnavailableError
+from stoker.index.collection_build import build_collection
 from stoker.index.document_values import Document
 from stoker.index.documents import StorageFull as DocumentsFull
 from stoker.index.filters import flatten, matches, parse_filter
@@ -25,6 +26,7 @@ from stoker.service.bodies import DocumentRow, SearchRequest, WarmupRequest
 from stoker.service.consume import ConsumeOptions
 from stoker.service.embedded_log import EmbeddedLog
 from stoker.service.engine import Engine
+from stoker.service.engine_opening import open_engine
 from stoker.service.engine_parts import Parts
 from stoker.service.heat_keeper import HeatKeeper
 from stoker.service.problems import (
@@ -740,3 +742,20 @@ def test_the_metrics_page_shows_what_happened(tmp_path: Path) -> None:
     ):
         assert line in page
     assert "stoker_service_published_events_total 2.0" in bench.engine.metrics_page().decode()
+
+
+def test_a_server_that_cannot_be_opened_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_collection(tmp_path / "index", np.eye(DIM, dtype=np.float32), metric="cosine")
+    before = set(threading.enumerate())
+
+    def missing(*_: Any) -> None:
+        raise UnavailableError("a library is missing")
+
+    monkeypatch.setattr("stoker.service.engine_opening.open_placement", missing)
+    with pytest.raises(UnavailableError, match="library"):
+        open_engine(tmp_path / "index", StokerConfig())
+    assert set(threading.enumerate()) <= before
+    monkeypatch.undo()
+    open_engine(tmp_path / "index", StokerConfig()).close()
