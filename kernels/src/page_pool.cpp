@@ -3,6 +3,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -15,6 +16,7 @@ namespace {
 
 constexpr std::uint32_t kFramesMin = 16;
 constexpr std::size_t kHugePage = 2u << 20;
+constexpr std::size_t kSmallFirst = 8 * kHugePage;
 
 const PoolOptions& checked(const PoolOptions& options) {
   if (options.page_bytes == 0 || options.page_bytes % 512 != 0) {
@@ -56,7 +58,10 @@ PagePool::Impl::Impl(const PoolOptions& given)
   const auto base = reinterpret_cast<std::uintptr_t>(slab_mapping);
   const std::uintptr_t first = (base + options.page_bytes + kHugePage - 1) / kHugePage * kHugePage;
   slab = static_cast<std::byte*>(slab_mapping) + (first - base - options.page_bytes);
-  ::madvise(frame_bytes(1), bytes, MADV_HUGEPAGE);
+  // The first frames come in small pages, and are left to the system to join once they are full: a
+  // first answer that reads a hundred pages would wait for whole huge pages to be cleared.
+  small_bytes = std::min(bytes, kSmallFirst);
+  ::madvise(frame_bytes(1) + small_bytes, bytes - small_bytes, MADV_HUGEPAGE);
 }
 
 PagePool::Impl::~Impl() {

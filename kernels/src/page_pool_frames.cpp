@@ -2,10 +2,7 @@
 //
 // Reclamation is by epochs; source: Fraser, "Practical lock-freedom", 2004, section 5.2.3. Ours
 // has one reader slot a guard instead of three generations of lists.
-#include <sys/mman.h>
-
 #include <algorithm>
-#include <functional>
 
 #include "page_pool_impl.hpp"
 
@@ -175,20 +172,6 @@ void PagePool::Impl::reclaim() {
   limbo_pinned.erase(
       std::partition(limbo_pinned.begin(), limbo_pinned.end(), still_pinned),
       limbo_pinned.end());
-}
-
-// Frames that no page is in need no memory until their next use; they go to the far end of the
-// free list.
-void PagePool::Impl::give_memory_back() noexcept {
-  std::sort(free_frames.begin(), free_frames.end(), std::greater<>());
-  constexpr std::size_t kSystemPage = 4096;
-  if (options.page_bytes % kSystemPage != 0) return;
-  for (std::size_t i = 0; i < free_frames.size();) {
-    std::size_t j = i + 1;
-    while (j < free_frames.size() && free_frames[j] + 1 == free_frames[j - 1]) ++j;
-    ::madvise(frame_bytes(free_frames[j - 1]), (j - i) * options.page_bytes, MADV_DONTNEED);
-    i = j;
-  }
 }
 
 }  // namespace stoker

@@ -121,6 +121,19 @@ constexpr std::uint32_t kNoSlot = kReaderSlots;
 
 class ReadJob;
 
+// How long the device takes for a byte of a load: the median of what was seen last.
+class ReadPace {
+ public:
+  void note(std::size_t bytes, Clock::duration busy) noexcept;
+  // Without bound while nothing was seen.
+  Clock::duration time_of(std::size_t bytes) const noexcept;
+
+ private:
+  static constexpr std::size_t kSeen = 5;
+  std::array<std::atomic<std::uint32_t>, kSeen> picoseconds_{};   // a byte; 0: not yet
+  std::atomic<std::uint32_t> next_{0};
+};
+
 struct PagePool::Impl {
   explicit Impl(const PoolOptions& given);
   ~Impl();
@@ -162,6 +175,7 @@ struct PagePool::Impl {
   void note_use(Frame& frame);                     // a prefetched page proved useful
   std::uint64_t oldest_reader() const noexcept;
   void give_memory_back() noexcept;
+  void join_small_pages() noexcept;                // without the mutex
 
   // ---- page_pool_job.cpp
   PendingRef find_pending(const Store& store, PageNumber page) const;
@@ -178,6 +192,8 @@ struct PagePool::Impl {
   std::byte* slab = nullptr;                       // of a frame 0, which nobody has
   std::size_t slab_mapped_bytes = 0;
   void* slab_mapping = nullptr;
+  std::size_t small_bytes = 0;                     // of the first frames, not yet huge pages
+  std::atomic<bool> small_joined{false};
   LazyTable<Frame> frames;
   LazyTable<std::atomic<std::uint8_t>> clock;
 
@@ -222,6 +238,7 @@ struct PagePool::Impl {
   std::atomic<std::uint64_t> demand_wait_us{0};
   std::atomic<std::uint64_t> prefetch_reads{0};
   std::atomic<std::uint64_t> prefetch_bytes{0};
+  ReadPace prefetch_pace;
 
   // Demand that waits for the device, and the loads that wait for it to end.
   std::atomic<std::uint32_t> demand_waiting{0};
@@ -246,6 +263,27 @@ struct StoreUse {
 
   PagePool::Impl& pool;
   Store& store;
+};
+
+// Has the system give memory to the frames that a load is about to fill, beside the thread that
+// fills them: clearing a page can take longer than reading it, where a virtual machine gets its
+// memory back from its host.
+class FramesAhead {
+ public:
+  FramesAhead(PagePool::Impl& owner, std::size_t pages);
+  ~FramesAhead();
+  FramesAhead(const FramesAhead&) = delete;
+  FramesAhead& operator=(const FramesAhead&) = delete;
+
+ private:
+  void work();
+
+  PagePool::Impl& pool_;
+  std::size_t end_bytes_ = 0;          // of the last frame that the load can need
+  std::mutex mutex_;
+  std::condition_variable ended_;
+  bool over_ = false;
+  std::thread thread_;
 };
 
 // Calls body(i) for i in [0, count) under the mutex, but lets others in now and then.

@@ -19,6 +19,11 @@ constexpr int kPassesMax = 4;
 // finds a shorter line before it.
 constexpr auto kDemandEcho = std::chrono::milliseconds(100);
 constexpr std::size_t kShareUnderDemand = 2;
+constexpr std::size_t kRunShareUnderDemand = 4;
+// While demand waits, so much of the device's time may be in flight for a load, and so much later
+// at most does a demand read come. A fast device goes on loading between a query's reads; to a
+// slow one even a single run is more, and the load pauses.
+constexpr auto kDelayMax = std::chrono::microseconds(300);
 
 class Loader {
  public:
@@ -28,7 +33,7 @@ class Loader {
     const std::size_t inflight = pool.options.prefetch_inflight_bytes_max;
     const std::size_t bytes = std::min(options.run_bytes_max, inflight / kRunsInFlight);
     run_pages_ = std::clamp<std::size_t>(bytes / pool.options.page_bytes, 1, kPartsMax);
-    last_issue_ = Clock::now();
+    last_issue_ = busy_since_ = Clock::now();
   }
 
   LoadReport run(const PageNumber* pages, std::size_t count) {
@@ -71,7 +76,7 @@ class Loader {
       if (next < count && may_issue()) {
         issue(pages, count, next);
       } else if (!job_->idle()) {
-        (void)job_->step(soon());
+        step(soon());
       } else {
         std::unique_lock<std::mutex> lock(pool_.demand_mutex);
         pool_.demand_idle.wait_until(lock, *soon(), [this] {
@@ -90,21 +95,39 @@ class Loader {
   }
 
   bool may_issue() const {
-    const std::size_t share = demand_about() ? kShareUnderDemand : 1;
-    const std::size_t run_bytes = run_pages_ * pool_.options.page_bytes / share;
-    if (!job_->idle() && job_->inflight_bytes() + run_bytes >
-                             pool_.options.prefetch_inflight_bytes_max / share) {
-      return false;
-    }
+    const bool demand = demand_about();
+    const std::size_t run_bytes = run_pages_now(demand) * pool_.options.page_bytes;
+    const std::size_t bytes = job_->inflight_bytes() + run_bytes;
+    const std::size_t share = demand ? kShareUnderDemand : 1;
+    if (!job_->idle() && bytes > pool_.options.prefetch_inflight_bytes_max / share) return false;
     if (pool_.demand_waiting.load(std::memory_order_relaxed) == 0) return true;
+    if (pool_.prefetch_pace.time_of(bytes) <= kDelayMax) return true;
     const auto pause = std::chrono::milliseconds(pool_.options.prefetch_pause_ms_max);
     return Clock::now() - last_issue_ >= pause;
   }
 
+  std::size_t run_pages_now(bool demand) const {
+    return demand ? std::max<std::size_t>(1, run_pages_ / kRunShareUnderDemand) : run_pages_;
+  }
+
+  // Ends what comes back until then, and notes how long the device had been busy with it.
+  void step(const Deadline& until) {
+    const std::size_t before = job_->inflight_bytes();
+    if (!job_->step(until)) return;
+    const auto now = Clock::now();
+    seen_bytes_ += before - std::min(before, job_->inflight_bytes());
+    seen_busy_ += now - busy_since_;
+    busy_since_ = now;
+    // One alone tells little: those of a line come back together.
+    if (++seen_runs_ < kRunsInFlight) return;
+    pool_.prefetch_pace.note(seen_bytes_, seen_busy_);
+    seen_bytes_ = seen_runs_ = 0;
+    seen_busy_ = Clock::duration::zero();
+  }
+
   // Takes the next run of absent neighbors from pages[next ...] and sends it off.
   void issue(const PageNumber* pages, std::size_t count, std::size_t& next) {
-    const std::size_t most =
-        demand_about() ? std::max<std::size_t>(1, run_pages_ / kShareUnderDemand) : run_pages_;
+    const std::size_t most = run_pages_now(demand_about());
     std::vector<PendingRef> run;
     run.reserve(std::min(most, count - next));
     {
@@ -116,9 +139,10 @@ class Loader {
       }
     }
     if (run.empty()) return;
+    last_issue_ = Clock::now();
+    if (job_->idle()) busy_since_ = last_issue_;
     job_->submit(std::move(run));
     job_->flush();
-    last_issue_ = Clock::now();
   }
 
   // Under the mutex. Begins the page, or counts why not.
@@ -209,12 +233,37 @@ class Loader {
   std::unique_ptr<ReadJob> job_;
   std::size_t run_pages_ = 1;
   Clock::time_point last_issue_;
+  Clock::time_point busy_since_;        // the device, with what is out now
+  std::size_t seen_runs_ = 0;           // since the pace was noted last
+  std::size_t seen_bytes_ = 0;
+  Clock::duration seen_busy_ = Clock::duration::zero();
   std::vector<PendingRef> elsewhere_;   // pages that somebody else is reading
   bool full_ = false;
   LoadReport report_;
 };
 
 }  // namespace
+
+// ---- pace --------------------------------------------------------------------------------------
+
+void ReadPace::note(std::size_t bytes, Clock::duration busy) noexcept {
+  if (bytes == 0) return;
+  const auto nanoseconds = std::chrono::duration_cast<std::chrono::nanoseconds>(busy).count();
+  const double each = 1e3 * static_cast<double>(nanoseconds) / static_cast<double>(bytes);
+  const auto kept = static_cast<std::uint32_t>(std::clamp(each, 1.0, 4e9));
+  picoseconds_[next_.fetch_add(1, std::memory_order_relaxed) % kSeen].store(
+      kept, std::memory_order_relaxed);
+}
+
+Clock::duration ReadPace::time_of(std::size_t bytes) const noexcept {
+  std::array<std::uint32_t, kSeen> seen;
+  for (std::size_t i = 0; i < kSeen; ++i) seen[i] = picoseconds_[i].load(std::memory_order_relaxed);
+  if (*std::min_element(seen.begin(), seen.end()) == 0) return Clock::duration::max();
+  std::nth_element(seen.begin(), seen.begin() + kSeen / 2, seen.end());
+  const double nanoseconds = static_cast<double>(bytes) * seen[kSeen / 2] / 1e3;
+  return std::chrono::duration_cast<Clock::duration>(
+      std::chrono::nanoseconds(static_cast<std::int64_t>(nanoseconds)));
+}
 
 LoadReport PagePool::load(StoreId store, const PageNumber* pages, std::size_t count,
                           const LoadOptions& options) {
@@ -226,7 +275,10 @@ LoadReport PagePool::load(StoreId store, const PageNumber* pages, std::size_t co
     if (++impl_->load_stamps == 0) ++impl_->load_stamps;
     stamp = impl_->load_stamps;
   }
-  return Loader(*impl_, use.store, options, stamp).run(pages, count);
+  const FramesAhead ahead(*impl_, count);
+  const LoadReport report = Loader(*impl_, use.store, options, stamp).run(pages, count);
+  impl_->join_small_pages();
+  return report;
 }
 
 }  // namespace stoker

@@ -124,7 +124,7 @@ void test_load_merges_and_sticks() {
     LoadReport report = pool.load(store, pages.data(), pages.size(), options);
     CHECK_EQ(report.pages_loaded, 99u);
     CHECK_EQ(report.pages_already, 1u);
-    CHECK(report.reads == 2 || report.reads == 3);   // shorter runs, since demand was about
+    CHECK(report.reads >= 2 && report.reads <= 5);   // shorter runs, since demand was about
     CHECK_EQ(report.bytes_read, 99 * kPage);
     CHECK_EQ(pool.store_stats(store).sticky, 100u);
     pool.check();

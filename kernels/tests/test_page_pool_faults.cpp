@@ -1,5 +1,6 @@
 // The page pool over a device that fails, lies and dawdles.
 #include <cerrno>
+#include <condition_variable>
 #include <mutex>
 #include <numeric>
 #include <random>
@@ -305,6 +306,63 @@ void test_demand_outranks_prefetch() {
   }
 }
 
+// A demand read that lasts until it is let go; loads take as long as they are told.
+struct HeldDemand : ReadFaults {
+  HeldDemand() { set_read_faults(this); }
+  ~HeldDemand() override { set_read_faults(nullptr); }
+  std::chrono::microseconds delay(const ReadRequest& request) noexcept override {
+    if (request.prefetch) return load_delay.load();
+    std::unique_lock<std::mutex> lock(mutex);
+    let_go.wait(lock, [this] { return open; });
+    return std::chrono::microseconds(0);
+  }
+  void release() {
+    const std::lock_guard<std::mutex> lock(mutex);
+    open = true;
+    let_go.notify_all();
+  }
+
+  std::mutex mutex;
+  std::condition_variable let_go;
+  bool open = false;
+  std::atomic<std::chrono::microseconds> load_delay{std::chrono::microseconds(0)};
+};
+
+// A device that was seen to be fast goes on loading while demand waits; a slow one does not.
+void test_only_a_fast_device_loads_beside_demand() {
+  for (const bool fast : {true, false}) {
+    TestFolder folder("/dev/shm");
+    PoolOptions options;
+    options.page_bytes = kPage;
+    options.budget_bytes = 512 * kPage;
+    options.backend = IoBackend::threads;
+    options.direct = false;
+    options.prefetch_inflight_bytes_max = 64 * kPage;
+    options.prefetch_pause_ms_max = 3'600'000;
+    PagePool pool(options);
+    const StoreId store = pool.add_store(folder.write("pages", 7, 500, kPage));
+    HeldDemand faults;
+    if (!fast) faults.load_delay = milliseconds(20);
+    const std::vector<PageNumber> seen = numbers(0, 400);
+    CHECK_EQ(pool.load(store, seen.data(), seen.size(), {}).pages_loaded, 400u);
+    std::thread demand([&pool, store] {
+      const PageRef wanted{store, 499};
+      CHECK(pool.fetch(&wanted, 1).status(0) == PageStatus::ok);
+    });
+    while (pool.stats().demand_reads == 0) std::this_thread::yield();
+    const std::vector<PageNumber> pages = numbers(401, 465);
+    LoadOptions load;
+    load.deadline = Clock::now() + (fast ? milliseconds(30'000) : milliseconds(60));
+    const LoadReport report = pool.load(store, pages.data(), pages.size(), load);
+    CHECK_EQ(report.pages_loaded, fast ? 64u : 0u);
+    CHECK_EQ(report.pages_not_reached, fast ? 0u : 64u);
+    CHECK_EQ(pool.store_stats(store).demand_pages, 0u);
+    faults.release();
+    demand.join();
+    pool.check();
+  }
+}
+
 // Under demand without end, load() still trickles.
 void test_prefetch_ends_under_endless_demand() {
   for (const IoBackend backend : kBackends) {
@@ -364,6 +422,7 @@ int main() {
   RUN(test_removal_waits_for_reads);
   RUN(test_cancel_and_deadline_of_a_load);
   RUN(test_demand_outranks_prefetch);
+  RUN(test_only_a_fast_device_loads_beside_demand);
   RUN(test_prefetch_ends_under_endless_demand);
   RUN(test_loads_and_fetches_share_reads);
   return 0;

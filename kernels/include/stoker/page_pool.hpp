@@ -6,8 +6,9 @@
 //   * No lock is held over I/O. Concurrent misses on one page cause one read.
 //   * A frame is reused only when no reader that could have seen its old page is still inside a
 //     ReadGuard, and nobody pins it.
-//   * Demand outranks prefetch: load() keeps a bounded number of bytes in flight, and issues no
-//     new read while a fetch() waits for the device (but for a trickle, so that it ends some day).
+//   * Demand outranks prefetch: load() keeps a bounded number of bytes in flight; while a fetch()
+//     waits, no more than the device reads in a third of a millisecond, which of a slow device is
+//     nothing (but for a trickle, so that it ends some day).
 //   * A deadline that passes leaves no read behind that could write to reused memory: the pool
 //     finishes it in the background, and keeps what it brought.
 //
