@@ -108,7 +108,9 @@ class DocumentStore:
         dim: int,
         writer: sqlite3.Connection | None,
         on_commit: Callable[[Sequence[Change]], None] | None,
+        reader: sqlite3.Connection | None = None,
     ) -> None:
+        """Use `DocumentStore.open`; both connections are the store's from now on."""
         self._path = path
         self._dim = dim
         self._writer = writer
@@ -116,7 +118,7 @@ class DocumentStore:
         self._commit_lock = threading.Lock()
         self._queue_lock = threading.Lock()
         self._queue: list[_Ticket] = []
-        self._idle: list[sqlite3.Connection] = []
+        self._idle: list[sqlite3.Connection] = [] if reader is None else [reader]
         self._busy_count = 0
         self._readers_changed = threading.Condition()
         self._closed = False
@@ -172,23 +174,17 @@ class DocumentStore:
         """
         if not path.is_file():
             raise StorageUnavailable(f"{path}: no such file")
-        writer = None
+        with _translated(path):
+            connection = _connect(path, writable=writable)
         try:
             with _translated(path):
-                probe = _connect(path, writable=writable)
-                try:
-                    _check_schema(path, probe, dim)
-                except BaseException:
-                    probe.close()
-                    raise
-                if writable:
-                    writer = probe
-                else:
-                    probe.close()
-            return cls(path, dim=dim, writer=writer, on_commit=on_commit)
+                _check_schema(path, connection, dim)
+            # A reader keeps it: the first to open a log sets its shared memory up, and whoever is
+            # the last to close takes that down again, which together take milliseconds.
+            writer, reader = (connection, None) if writable else (None, connection)
+            return cls(path, dim=dim, writer=writer, on_commit=on_commit, reader=reader)
         except BaseException:
-            if writer is not None:
-                writer.close()
+            connection.close()
             raise
 
     # -- writing ---------------------------------------------------------------------------

@@ -157,6 +157,21 @@ def fill(path: Path, count: int = 60) -> None:
     store.close()
 
 
+def test_a_reader_connects_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Path] = []
+    connect = documents_module._connect
+
+    def counted(at: Path, *, writable: bool) -> sqlite3.Connection:
+        made.append(at)
+        return connect(at, writable=writable)
+
+    monkeypatch.setattr(documents_module, "_connect", counted)
+    reader = DocumentStore.open(path, dim=DIM, writable=False)
+    assert reader.stored_offset() == 0
+    assert made == [path]
+    reader.close()
+
+
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     path = tmp_path_factory.mktemp("filled") / "documents.db"
