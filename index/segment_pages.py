@@ -218,20 +218,25 @@ class SegmentPages:
         heat = np.zeros(m.count, np.float32) if heat_by_row is None else heat_by_row
         if heat.shape != (m.count,):
             raise InputError(f"heat: expected shape ({m.count},), found {heat.shape}")
+        known = bool(heat.any())
         batches: list[PageUnits] = []
         for kind in self.kinds:
             count = sum(pages for _, _, pages in self._kind_pages(kind))
             if count == 0:
                 continue
-            benefit = self._page_heat(kind, heat, count)
-            order = np.argsort(-benefit, kind="stable")
+            if known:
+                benefit = self._page_heat(kind, heat, count)
+                order = np.argsort(-benefit, kind="stable")
+                units, worth = order.astype(np.uint32), benefit[order].astype(np.float32)
+            else:
+                units, worth = np.arange(count, dtype=np.uint32), np.zeros(count, np.float32)
             batches.append(
                 PageUnits(
                     kind=kind,
                     stage=_STAGES[self.navigation_bits][kind],
-                    units=order.astype(np.uint32),
+                    units=units,
                     unit_bytes=m.page_bytes,
-                    benefit=benefit[order].astype(np.float32),
+                    benefit=worth,
                 )
             )
         return batches
