@@ -165,6 +165,29 @@ def test_tenants_models_and_adapters_never_share() -> None:
     assert cache.match(one, [1, 2, 3, 9]).partial_tokens == 1
 
 
+def test_what_a_sequence_uses_is_never_let_go() -> None:
+    """An idle block is offered for eviction, then used again: the old offer must not count."""
+    cache = PrefixBlocks(block_tokens=BLOCK, host_blocks_max=2)
+    root = root_hash(model_id="m", tenant="a", block_tokens=BLOCK)
+    first, _ = cache.begin(root, [])
+    cache.extend(first, [0, 0])
+    cache.end(first)
+    again, reused = cache.begin(root, [0, 0])
+    assert reused == 2
+    for token in (1, 2):
+        other, _ = cache.begin(root, [])
+        cache.extend(other, [token, token])
+        cache.end(other)
+        cache.check()
+    assert cache.token_ids_of(again) == [0, 0]
+    held, _ = cache.begin(root, [2, 2])
+    full, _ = cache.begin(root, [])
+    with pytest.raises(BlocksFull):
+        cache.extend(full, [3, 3])
+    assert cache.token_ids_of(held) == [2, 2]
+    cache.check()
+
+
 def test_what_is_shared_or_predicted_outlives_what_is_recent() -> None:
     cache = PrefixBlocks(block_tokens=BLOCK, host_blocks_max=6)
     root = root_hash(model_id="m", tenant="a", block_tokens=BLOCK)

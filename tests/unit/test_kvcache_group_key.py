@@ -40,6 +40,16 @@ def test_key_is_the_same_in_every_order() -> None:
     assert all(len(part["sig"]) == 16 for part in parts)
 
 
+def test_what_a_full_window_keeps_does_not_depend_on_the_order() -> None:
+    kept = set()
+    for order in itertools.permutations(range(4)):
+        groups = GroupKeys(window_s=5.0, asked_max=3)
+        for place in order:
+            groups.add(*ASKED[place])
+        kept.add(tuple(asked.time_s for asked in groups._window))
+    assert kept == {(101.5, 102.0, 103.0)}, "the newest three"
+
+
 def test_window_slides_and_is_bounded() -> None:
     groups = GroupKeys(window_s=5.0, asked_max=3)
     groups.add(*ASKED[0])
