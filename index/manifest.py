@@ -19,8 +19,8 @@ import stoker.kernels._core as _core
 from stoker.index.paged_file import PAGE_BYTES_MAX, SegmentFileCorrupt, SegmentVersionUnknown
 
 FORMAT: Final = "stoker-segment"
-VERSION: Final = 2
-_VERSIONS_READ: Final = (1, 2)
+VERSION: Final = 3
+_VERSIONS_READ: Final = (1, 2, 3)
 NAME: Final = "manifest.json"
 # Zero bytes behind a page's last links record, so that an id is one unaligned 8-byte read.
 LINK_PADDING: Final = 8
@@ -140,6 +140,8 @@ class Manifest:
     calibration: Calibration | None
     coarse_record_bytes: int = 0
     coarse_per_page: int = 0
+    coarse_wide_blocks: int = 0
+    coarse_directions: int = 0
 
     @property
     def has_coarse(self) -> bool:
@@ -204,7 +206,10 @@ def _crc_of(body: dict[str, Any]) -> int:
 
 
 def _from_json(body: dict[str, Any]) -> Manifest:
-    if body["version"] == 1:
+    # What a version did not have yet.
+    if body["version"] < 3:
+        body = {**body, "coarse_wide_blocks": 0, "coarse_directions": 0}
+    if body["version"] < 2:
         body = {**body, "coarse_record_bytes": 0, "coarse_per_page": 0}
     fields = {f.name: body[f.name] for f in dataclasses.fields(Manifest)}
     fields["levels"] = tuple(LevelLayout(**level) for level in fields["levels"])
@@ -233,11 +238,23 @@ def _check(manifest: Manifest, path: Path) -> None:
         f"page_bytes {manifest.page_bytes!r}",
     )
     need(_is_count(manifest.entry_row), f"entry_row {manifest.entry_row!r}")
-    for name in ("coarse_record_bytes", "coarse_per_page"):
+    for name in (
+        "coarse_record_bytes",
+        "coarse_per_page",
+        "coarse_wide_blocks",
+        "coarse_directions",
+    ):
         need(_is_count(getattr(manifest, name)), f"{name} {getattr(manifest, name)!r}")
     need(
         manifest.has_coarse == (manifest.coarse_per_page > 0),
         f"coarse_per_page {manifest.coarse_per_page!r}",
+    )
+    need(
+        (manifest.coarse_wide_blocks > 0) == (manifest.coarse_directions > 0)
+        and (manifest.has_coarse or not manifest.coarse_directions)
+        and manifest.coarse_directions <= manifest.dim,
+        f"coarse_directions {manifest.coarse_directions!r}, "
+        f"coarse_wide_blocks {manifest.coarse_wide_blocks!r}",
     )
     need(
         isinstance(manifest.file_crcs, dict)

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 import stoker.kernels._core as _core
 from stoker.errors import InputError
 from stoker.index.calibration import Probe, calibrate
+from stoker.index.coarse_basis import basis_bytes, choose_basis
 from stoker.index.exact import unit_rows
 from stoker.index.hnsw_graph import HnswGraph
 from stoker.index.ids import write_ids
@@ -34,6 +35,7 @@ METRICS: Final = ("ip", "cosine", "l2")
 _SEED: Final = 0x53544F4B45523031
 _BATCH_ROWS: Final = 16_384
 _CENTRE_ROWS: Final = 100_000
+_BASIS_ROWS: Final = 20_000
 _PAGE_WASTE_MAX: Final = 0.16
 # Coarse codes are kept where they take at most this share of the navigation codes' bytes.
 _COARSE_SHARE_MAX: Final = 0.75
@@ -218,11 +220,15 @@ class _Sealer:
         )
         levels = self._write_links(order)
         centre = self._centre()
+        basis = self._basis(centre)
         self.infos["transform"] = write_blob(
-            self.folder / FILES["transform"], centre, kind="transform", page_bytes=self.page_bytes
+            self.folder / FILES["transform"],
+            np.frombuffer(centre.astype("<f4").tobytes() + basis_bytes(basis), np.uint8),
+            kind="transform",
+            page_bytes=self.page_bytes,
         )
         probe = Probe.draw(self.vectors, self.rows, metric=self.metric)
-        self._write_rows(order, centre, probe)
+        self._write_rows(order, centre, basis, probe)
         id_layout, self.infos["ids"] = write_ids(
             self.folder / FILES["ids"], self.ids[self.rows[order]], page_bytes=self.page_bytes
         )
@@ -257,6 +263,8 @@ class _Sealer:
             calibration=None,
             coarse_record_bytes=self.infos["coarse"].record_bytes if self.coarse else 0,
             coarse_per_page=self.infos["coarse"].per_page if self.coarse else 0,
+            coarse_wide_blocks=basis.wide_blocks if basis else 0,
+            coarse_directions=basis.directions if basis else 0,
         )
         sealed_at = time.monotonic()
         if probe is not None and g.count:
@@ -357,6 +365,13 @@ class _Sealer:
             used += len(batch)
         return (total / used).astype(np.float32)
 
+    def _basis(self, centre: NDArray[np.float32]) -> Any | None:
+        """The directions that coarse codes keep, from a sample; None where they are plain."""
+        if not self.coarse or len(self.rows) == 0:
+            return None
+        step = max(len(self.rows) // _BASIS_ROWS, 1)
+        return choose_basis(self._batch(self.rows[::step][:_BASIS_ROWS]), centre, _SEED)
+
     def _batch(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         batch = np.ascontiguousarray(self.vectors[rows], np.float32)
         if self.metric == "cosine":
@@ -364,7 +379,11 @@ class _Sealer:
         return batch
 
     def _write_rows(
-        self, order: NDArray[np.uint32], centre: NDArray[np.float32], probe: Probe | None
+        self,
+        order: NDArray[np.uint32],
+        centre: NDArray[np.float32],
+        basis: Any | None,
+        probe: Probe | None,
     ) -> None:
         count = len(order)
         code_bytes = _core.code_record_bytes(self.dim)
@@ -397,7 +416,10 @@ class _Sealer:
                 batch = self._batch(rows)
                 parts = np.array_split(batch, min(self.threads, len(batch)))
                 encoded = list(
-                    pool.map(lambda part: _core.encode(part, seed=_SEED, centre=centre), parts)
+                    pool.map(
+                        lambda part: _core.encode(part, seed=_SEED, centre=centre, basis=basis),
+                        parts,
+                    )
                 )
                 codes.write_records(np.concatenate([part[0] for part in encoded]))
                 refines.write_records(np.concatenate([part[1] for part in encoded]))

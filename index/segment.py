@@ -52,8 +52,12 @@ _COARSE_ERROR: Final = 0.4
 # How much further from perfect than the target one query may expect to be without reading.
 _RERANK_SLACK: Final = 1.4
 # And how much further while earlier queries have been so much surer that the mean holds all the
-# same; half of what the target may lose is the re-rank's, as in `_width`.
+# same.
 _RERANK_CEILING: Final = 3.0
+# The re-rank's share of what the target may lose, the rest being the walk's, by the bits of the
+# codes that walks compare. After coarse ones a query settles its answer by reads, each as long as
+# the walk: then a wider walk costs less.
+_RERANK_SHARE: Final = {4: 0.5, 2: 0.75}
 # Threads per processor that share a batch whose queries are expected to read.
 _WAITING_FACTOR: Final = 4
 _CODE_ERROR: Final = 0.12
@@ -195,6 +199,7 @@ class Segment:
             dim=m.dim,
             seed=m.seed,
             centre=pages.centre,
+            basis=pages.basis,
         )
 
     # ---- facts -------------------------------------------------------------------------------
@@ -302,7 +307,7 @@ class Segment:
             facts,
             ef=width,
             rerank_target=min(max(1.0 - slack * (1.0 - target), 0.0), 0.9999),
-            mean_loss=0.0 if self.navigation_bits == 2 else (1.0 - target) / 2.0,
+            mean_loss=_RERANK_SHARE[self.navigation_bits] * (1.0 - target),
             loss_ceiling=min(_RERANK_CEILING * (1.0 - target), 1.0),
             # Coarse codes leave about twice as many candidates in doubt.
             rerank_reads_max=max(self._settings.rerank_reads_max, 2 * k)
@@ -325,9 +330,8 @@ class Segment:
         if calibration is None:
             return max(64, 2 * k)
         target = self._settings.recall_target if recall_target is None else recall_target
-        # Half of what may be lost is left to the walk, whose calibration speaks of the worst kind
-        # of query, half to the re-rank.
-        wanted = 1.0 - (1.0 - target) / 2.0
+        # What the re-rank leaves; calibration speaks of the worst kind of query.
+        wanted = 1.0 - (1.0 - _RERANK_SHARE[self.navigation_bits]) * (1.0 - target)
         enough = (
             width
             for width, mean in zip(calibration.ef, self._recall_by_width()[0], strict=True)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 import stoker.kernels._core as _core
 from stoker.errors import InputError
+from stoker.index.coarse_basis import basis_of, basis_size
 from stoker.index.manifest import FILES, Manifest
 from stoker.index.paged_file import HEADER_BYTES, PagedFile, SegmentFileCorrupt
 from stoker.index.residency import PAGE_KINDS, KindResidency, Residency
@@ -109,6 +110,7 @@ class SegmentPages:
         pool: The native page pool.
         stores: The pool's number of each part.
         centre: float32, shape (dim,): what coding subtracts.
+        basis: The directions of coarse codes, where walks compare those and they have any.
     """
 
     def __init__(
@@ -133,9 +135,11 @@ class SegmentPages:
                 )
             self._files[part] = file
         centre = self._files["transform"].read_bytes()
-        if len(centre) != 4 * m.dim:
+        basis = basis_size(m.coarse_directions, m.dim)
+        if len(centre) != 4 * m.dim + basis:
             raise SegmentFileCorrupt(
-                f"{self._files['transform'].path}: {len(centre)} bytes, expected {4 * m.dim}",
+                f"{self._files['transform'].path}: {len(centre)} bytes, expected "
+                f"{4 * m.dim + basis}",
                 path=self._files["transform"].path,
             )
         self.navigation_bits = self._choose_bits(memory_bytes, settings)
@@ -148,7 +152,9 @@ class SegmentPages:
         self._upper_codes = -(-upper_rows // per_page) if upper_rows else 0
         parts = _PARTS[self.navigation_bits]
         pages = sum(self._files[part].info.page_count for part in parts)
-        wanted = pages if memory_bytes == 0 else memory_bytes // m.page_bytes
+        # What is held beside the pages counts too.
+        beside = basis if self.navigation_bits == 2 else 0
+        wanted = pages if memory_bytes == 0 else max(memory_bytes - beside, 0) // m.page_bytes
         walked = sum(self._files[part].info.page_count for part in ("links", self._walked))
         # What is read to re-rank comes and goes; a walk that has lost a page waits for it.
         self._keeps_navigation = walked <= _NAVIGATION_SHARE_MAX * wanted and wanted < pages
@@ -173,7 +179,12 @@ class SegmentPages:
                 if part in ("links", self._walked)
                 else 1,
             )
-        self.centre = centre.view("<f4").astype(np.float32)
+        self.centre = centre[: 4 * m.dim].view("<f4").astype(np.float32)
+        self.basis = (
+            basis_of(centre[4 * m.dim :], m.coarse_wide_blocks, m.coarse_directions, m.dim)
+            if self.navigation_bits == 2
+            else None
+        )
 
     def _choose_bits(self, memory_bytes: int, settings: IndexSettings) -> int:
         """4 bits where the budget holds all of them, or where there are no others; else 2.

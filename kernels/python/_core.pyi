@@ -25,7 +25,29 @@ def ids_of_rows(ids: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order=
 @overload
 def ids_of_rows(ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], rows: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu')]) -> None: ...
 
-def encode(vectors: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], *, seed: int, centre: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> tuple:
+class CoarseBasis:
+    """The directions that coarse codes keep, and with how many bits."""
+
+    def __init__(self, *, wide_blocks: int, wide_step: float, narrow_step: float, rows: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> None:
+        """`rows`: bits of float16, shape (directions, dim)."""
+
+    @property
+    def wide_blocks(self) -> int: ...
+
+    @property
+    def directions(self) -> int: ...
+
+    @property
+    def wide_step(self) -> float: ...
+
+    @property
+    def narrow_step(self) -> float: ...
+
+    @property
+    def rows(self) -> NDArray[numpy.uint16]:
+        """The same, one row after the other."""
+
+def encode(vectors: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], *, seed: int, centre: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], basis: CoarseBasis | None = None) -> tuple:
     """
     Navigation, refinement and coarse records of float32 vectors, shape (n, dim).
     """
@@ -119,7 +141,7 @@ class SegmentLayout:
 class NativeSegment:
     """Search over a segment's pages in a pool."""
 
-    def __init__(self, *, pool: object, layout: SegmentLayout, dim: int, seed: int, centre: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None: ...
+    def __init__(self, *, pool: object, layout: SegmentLayout, dim: int, seed: int, centre: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], basis: CoarseBasis | None = None) -> None: ...
 
     def search(self, queries: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], rows: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu')], scores: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], facts: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu')], *, ef: int, rerank_target: float, mean_loss: float, loss_ceiling: float, rerank_reads_max: int, read_vectors: bool, resident_only: bool, beam: int, deadline_s: float | None = None, allow: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, threads: int = 1, normalize: bool = False) -> None:
         """

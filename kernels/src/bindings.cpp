@@ -112,9 +112,32 @@ NB_MODULE(_core, m) {
   m.def("ids_of_rows", &ids_of_rows<std::uint32_t>, "ids"_a, "rows"_a, "out"_a,
         "Writes ids[rows] to `out`, -1 where the row is negative.");
   m.def("ids_of_rows", &ids_of_rows<std::int64_t>, "ids"_a, "rows"_a, "out"_a);
+  nb::class_<stoker::CoarseBasis>(
+      m, "CoarseBasis", "The directions that coarse codes keep, and with how many bits.")
+      .def(
+          "__init__",
+          [](stoker::CoarseBasis* self, std::size_t wide_blocks, float wide_step, float narrow_step,
+             Matrix<std::uint16_t> rows) {
+            new (self) stoker::CoarseBasis();
+            self->wide_blocks = wide_blocks;
+            self->directions = rows.shape(0);
+            self->wide_step = wide_step;
+            self->narrow_step = narrow_step;
+            self->rows.assign(rows.data(), rows.data() + rows.shape(0) * rows.shape(1));
+          },
+          nb::kw_only(), "wide_blocks"_a, "wide_step"_a, "narrow_step"_a, "rows"_a,
+          "`rows`: bits of float16, shape (directions, dim).")
+      .def_ro("wide_blocks", &stoker::CoarseBasis::wide_blocks)
+      .def_ro("directions", &stoker::CoarseBasis::directions)
+      .def_ro("wide_step", &stoker::CoarseBasis::wide_step)
+      .def_ro("narrow_step", &stoker::CoarseBasis::narrow_step)
+      .def_prop_ro(
+          "rows", [](const stoker::CoarseBasis& self) { return copy_vector(self.rows); },
+          nb::rv_policy::automatic, "The same, one row after the other.");
   m.def(
       "encode",
-      [](Matrix<float> vectors, std::uint64_t seed, Vector<float> centre) {
+      [](Matrix<float> vectors, std::uint64_t seed, Vector<float> centre,
+         const std::optional<stoker::CoarseBasis>& basis) {
         if (centre.shape(0) != vectors.shape(1)) throw stoker::BadInput("centre dimension");
         const std::size_t count = vectors.shape(0);
         const stoker::CodeShape shape(vectors.shape(1));
@@ -123,14 +146,15 @@ NB_MODULE(_core, m) {
         Owned<std::uint8_t> coarse(count * shape.coarse_record_bytes);
         {
           const nb::gil_scoped_release release;
-          const stoker::Quantizer quantizer(vectors.shape(1), seed, centre.data());
+          const stoker::Quantizer quantizer(vectors.shape(1), seed, centre.data(),
+                                            basis.value_or(stoker::CoarseBasis{}));
           quantizer.encode(vectors.data(), count, codes.get(), refines.get(), coarse.get());
         }
         return nb::make_tuple(codes.to_numpy({count, shape.code_record_bytes}),
                               refines.to_numpy({count, shape.refine_record_bytes}),
                               coarse.to_numpy({count, shape.coarse_record_bytes}));
       },
-      "vectors"_a, nb::kw_only(), "seed"_a, "centre"_a,
+      "vectors"_a, nb::kw_only(), "seed"_a, "centre"_a, "basis"_a = nb::none(),
       "Navigation, refinement and coarse records of float32 vectors, shape (n, dim).");
   m.def(
       "code_record_bytes", [](std::size_t dim) { return stoker::CodeShape(dim).code_record_bytes; },

@@ -36,10 +36,11 @@ constexpr std::size_t kFacts = 12;
 class NativeSegment {
  public:
   NativeSegment(nb::object pool, const stoker::SegmentLayout& layout, std::size_t dim,
-                std::uint64_t seed, Vector<float> centre)
+                std::uint64_t seed, Vector<float> centre,
+                const std::optional<stoker::CoarseBasis>& basis)
       : pool_object_(std::move(pool)),
         pool_(nb::cast<stoker::PagePool&>(pool_object_)),
-        quantizer_(dim, seed, check_centre(centre, dim)),
+        quantizer_(dim, seed, check_centre(centre, dim), basis.value_or(stoker::CoarseBasis{})),
         searcher_(pool_, layout, quantizer_) {}
 
   void search(Matrix<float> queries, Output<std::int64_t> rows, Output<float> scores,
@@ -263,8 +264,10 @@ void bind_segment(nb::module_& m) {
           nb::kw_only(), "store"_a, "record_bytes"_a, "half"_a);
 
   nb::class_<NativeSegment>(m, "NativeSegment", "Search over a segment's pages in a pool.")
-      .def(nb::init<nb::object, const SegmentLayout&, std::size_t, std::uint64_t, Vector<float>>(),
-           nb::kw_only(), "pool"_a, "layout"_a, "dim"_a, "seed"_a, "centre"_a)
+      .def(nb::init<nb::object, const SegmentLayout&, std::size_t, std::uint64_t, Vector<float>,
+                    const std::optional<stoker::CoarseBasis>&>(),
+           nb::kw_only(), "pool"_a, "layout"_a, "dim"_a, "seed"_a, "centre"_a,
+           "basis"_a = nb::none())
       .def("search", &NativeSegment::search, "queries"_a, "rows"_a, "scores"_a, "facts"_a,
            nb::kw_only(), "ef"_a, "rerank_target"_a, "mean_loss"_a, "loss_ceiling"_a,
            "rerank_reads_max"_a, "read_vectors"_a, "resident_only"_a, "beam"_a,

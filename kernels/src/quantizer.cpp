@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
+#include "stoker/errors.hpp"
 #include "stoker/simd.hpp"
 
 namespace stoker {
@@ -35,22 +37,96 @@ std::uint8_t clamp_cell(float value, int top) {
   return static_cast<std::uint8_t>(cell > top ? top : cell);
 }
 
-void encode_coarse(const float* x, std::size_t dim, const CodeShape& shape, float sigma,
-                   float length2, std::uint8_t* record) {
-  const float inverse = sigma > 0 ? 1.0f / (kCoarseStep * sigma) : 0.0f;
+// The cells of one coordinate of a block of 2-bit codes, and of one of 4-bit codes.
+void put_narrow(std::uint8_t* codes, std::size_t i, std::uint8_t cell) {
+  const std::size_t within = i % kCoarseDims;
+  std::uint8_t& byte = codes[i / kCoarseDims * kCoarseBytes + within % 32];
+  byte = static_cast<std::uint8_t>(byte | (cell << (2 * (within / 32))));
+}
+
+void put_wide(std::uint8_t* codes, std::size_t i, std::uint8_t cell) {
+  const std::size_t within = i % kBlockDims;
+  std::uint8_t& byte = codes[i / kBlockDims * kBlockBytes + within % kBlockBytes];
+  byte = static_cast<std::uint8_t>(byte | (cell << (4 * (within / kBlockBytes))));
+}
+
+// `x`: the rotated vector, or, with a basis, its coordinates there, of which each kind of block has
+// cells of its own width.
+void encode_coarse(const float* x, std::size_t dim, const CodeShape& shape,
+                   const CoarseBasis& basis, float sigma, float length2, std::uint8_t* record) {
   std::memset(record, 0, shape.coarse_bytes);
   double with_code = 0;
-  for (std::size_t i = 0; i < dim; ++i) {
+  std::size_t wide = 0;
+  std::uint8_t* narrow = record;
+  float step = kCoarseStep;
+  if (basis.used()) {
+    wide = std::min(basis.wide_blocks * kBlockDims, basis.directions);
+    narrow = record + basis.wide_blocks * kBlockBytes;
+    dim = basis.directions;
+    step = basis.narrow_step;
+    const float inverse = sigma > 0 ? 1.0f / (basis.wide_step * sigma) : 0.0f;
+    for (std::size_t i = 0; i < wide; ++i) {
+      const std::uint8_t cell = clamp_cell(x[i] * inverse + 8.0f, 15);
+      with_code += static_cast<double>(x[i]) * (static_cast<double>(cell) - 7.5) *
+                   static_cast<double>(basis.wide_step);
+      put_wide(record, i, cell);
+    }
+  }
+  const float inverse = sigma > 0 ? 1.0f / (step * sigma) : 0.0f;
+  const double unit = basis.used() ? static_cast<double>(step) : 1.0;
+  for (std::size_t i = wide; i < dim; ++i) {
     const std::uint8_t cell = clamp_cell(x[i] * inverse + 2.0f, 3);
-    with_code += static_cast<double>(x[i]) * (static_cast<double>(cell) - 1.5);
-    const std::size_t within = i % kCoarseDims;
-    std::uint8_t& byte = record[i / kCoarseDims * kCoarseBytes + within % 32];
-    byte = static_cast<std::uint8_t>(byte | (cell << (2 * (within / 32))));
+    with_code += static_cast<double>(x[i]) * (static_cast<double>(cell) - 1.5) * unit;
+    put_narrow(narrow, i - wide, cell);
   }
   const float correction =
       with_code > 0 ? static_cast<float>(static_cast<double>(length2) / with_code) : 0.0f;
   std::memcpy(record + shape.coarse_bytes, &correction, 4);
   std::memcpy(record + shape.coarse_bytes + 4, &length2, 4);
+}
+
+CoarseBasis check_basis(CoarseBasis basis, std::size_t dim, const CodeShape& shape) {
+  if (!basis.used()) return basis;
+  const auto need = [](bool holds, const char* what) {
+    if (!holds) throw CorruptData(std::string("coarse basis: ") + what);
+  };
+  need(basis.wide_blocks <= shape.coarse_blocks, "more blocks than a code has");
+  const std::size_t room = basis.wide_blocks * kBlockDims +
+                           (shape.coarse_blocks - basis.wide_blocks) * kCoarseDims;
+  need(basis.directions >= 1 && basis.directions <= std::min(room, dim), "too many directions");
+  need(basis.rows.size() == basis.directions * dim, "its size");
+  for (const float step : {basis.wide_step, basis.narrow_step}) {
+    need(step > 1e-6f && step < 1e6f, "a width of cells");
+  }
+  for (const std::uint16_t value : basis.rows) {
+    need((value & 0x7C00u) != 0x7C00u, "a number that is not finite");
+  }
+  return basis;
+}
+
+// Rounds coordinates in a basis, each times its cells' width, to 8 bits.
+void round_coarse(const Quantizer& quantizer, const float* centred, PreparedQuery& out) {
+  const CoarseBasis& basis = quantizer.basis();
+  const Kernels& k = kernels();
+  const std::size_t wide = basis.wide_blocks * kBlockDims;
+  const std::size_t narrow_blocks = quantizer.shape().coarse_blocks - basis.wide_blocks;
+  const std::size_t padded = wide + narrow_blocks * kCoarseDims;
+  out.along.assign(padded, 0.0f);
+  quantizer.project(centred, out.along.data());
+  for (std::size_t i = 0; i < padded; ++i) {
+    out.along[i] *= i < wide ? basis.wide_step : basis.narrow_step;
+  }
+  const float largest = k.max_abs(out.along.data(), padded);
+  out.coarse8.resize(padded);
+  out.coarse16.resize(padded);
+  const float to8 = largest >= kLargestMin ? 127.0f / largest : 0.0f;
+  out.coarse_scale8 = largest / 127.0f;
+  const std::int32_t sum_wide =
+      k.round_query(out.along.data(), wide, to8, 0, out.coarse8.data(), out.coarse16.data());
+  const std::int32_t sum_narrow =
+      k.round_query(out.along.data() + wide, padded - wide, to8, 0, out.coarse8.data() + wide,
+                    out.coarse16.data());
+  out.coarse_offset = 7.5f * static_cast<float>(sum_wide) + 1.5f * static_cast<float>(sum_narrow);
 }
 
 }  // namespace
@@ -72,18 +148,28 @@ void Rotation::apply(float* vector) const noexcept {
   }
 }
 
-Quantizer::Quantizer(std::size_t dim, std::uint64_t seed, const float* centre)
-    : dim_(dim), shape_(dim), centre_(centre, centre + dim), rotation_(dim, seed) {}
+Quantizer::Quantizer(std::size_t dim, std::uint64_t seed, const float* centre, CoarseBasis basis)
+    : dim_(dim), shape_(dim), centre_(centre, centre + dim), rotation_(dim, seed),
+      basis_(check_basis(std::move(basis), dim, shape_)) {}
+
+void Quantizer::project(const float* vector, float* out) const noexcept {
+  const Kernels& k = kernels();
+  for (std::size_t i = 0; i < basis_.directions; ++i) {
+    out[i] = k.dot_f16(vector, basis_.rows.data() + i * dim_, dim_);
+  }
+}
 
 void Quantizer::encode(const float* vectors, std::size_t count, std::uint8_t* codes,
                        std::uint8_t* refines, std::uint8_t* coarse) const {
   std::vector<float> x(dim_);
+  std::vector<float> along(basis_.directions);
   const std::size_t padded = shape_.blocks * kBlockDims;
   std::vector<std::uint8_t> high(padded);
   std::vector<std::uint8_t> low(padded);
   for (std::size_t row = 0; row < count; ++row) {
     const float* source = vectors + row * dim_;
     for (std::size_t i = 0; i < dim_; ++i) x[i] = source[i] - centre_[i];
+    if (coarse != nullptr && basis_.used()) project(x.data(), along.data());
     rotation_.apply(x.data());
     double squared = 0;
     for (const float v : x) squared += static_cast<double>(v) * v;
@@ -91,8 +177,8 @@ void Quantizer::encode(const float* vectors, std::size_t count, std::uint8_t* co
     const float step = 2.0f * kClip / 16.0f * sigma;
     const float inverse = step > 0 ? 1.0f / step : 0.0f;
     if (coarse != nullptr) {
-      encode_coarse(x.data(), dim_, shape_, sigma, static_cast<float>(squared),
-                    coarse + row * shape_.coarse_record_bytes);
+      encode_coarse(basis_.used() ? along.data() : x.data(), dim_, shape_, basis_, sigma,
+                    static_cast<float>(squared), coarse + row * shape_.coarse_record_bytes);
     }
     // Cells of padding dimensions meet zeros of the query, so any value serves.
     std::fill(high.begin(), high.end(), std::uint8_t{8});
@@ -135,7 +221,7 @@ void Quantizer::encode(const float* vectors, std::size_t count, std::uint8_t* co
 }
 
 void prepare_query(const Quantizer& quantizer, const float* query, bool centred,
-                   PreparedQuery& out) {
+                   PreparedQuery& out, bool coarse) {
   const std::size_t dim = quantizer.dim();
   const CodeShape& shape = quantizer.shape();
   const std::size_t padded = std::max(shape.blocks * kBlockDims, shape.coarse_blocks * kCoarseDims);
@@ -151,6 +237,7 @@ void prepare_query(const Quantizer& quantizer, const float* query, bool centred,
   } else {
     out.constant = k.dot_f32(query, centre, dim);
   }
+  if (coarse && quantizer.basis().used()) round_coarse(quantizer, out.rotated.data(), out);
   quantizer.rotation().apply(out.rotated.data());
   const float* rotated = out.rotated.data();
   const float largest = k.max_abs(rotated, dim);

@@ -153,7 +153,8 @@ void Searcher::estimate_errors(const float* query, const std::uint32_t* rows, st
   prepare_query(quantizer_, query, l2, prepared);
   std::vector<float> exact(static_cast<std::size_t>(layout_.dim));
   const CodeShape& shape = quantizer_.shape();
-  const WalkCodes codes(layout_, shape, kernels_);
+  const WalkCodes codes(layout_, quantizer_, kernels_);
+  std::vector<std::int32_t> more;
   for (std::size_t i = 0; i < count; ++i) {
     vectors(rows + i, 1, exact.data());
     // <q', x - centre>, with q' centred for l2.
@@ -182,12 +183,12 @@ void Searcher::estimate_errors(const float* query, const std::uint32_t* rows, st
     std::memcpy(&correction, walked + codes.bytes, 4);
     std::memcpy(&refined, low + shape.code_bytes, 4);
     std::int32_t dot;
-    codes.dot(prepared.q8.data(), codes.blocks, &walked, 1, &dot);
+    codes.dots(prepared, &walked, 1, &dot, more);
     const std::int64_t dot8 = kernels_.dot_code8(prepared.q16.data(), shape.blocks, high, low);
     const double scale = prepared.length * std::sqrt(length2);
     if (!(scale > 0)) continue;
-    const double from_code = (dot - static_cast<double>(codes.middle) * prepared.sum8) *
-                             static_cast<double>(prepared.scale8) * correction;
+    const double from_code = (dot - static_cast<double>(codes.offset(prepared))) *
+                             static_cast<double>(codes.scale(prepared)) * correction;
     const double from_both = static_cast<double>(dot8) * static_cast<double>(prepared.scale16) *
                              refined;
     walk_error[i] = static_cast<float>((from_code - product) / scale);

@@ -35,7 +35,7 @@ Walk::Walk(Searcher& searcher, Searcher::Scratch& scratch, const SearchParams& p
       layout_(searcher.layout_),
       pool_(searcher.pool_),
       links_(pool_.view(layout_.links)),
-      codes_(layout_, searcher.quantizer_.shape(), searcher.kernels_),
+      codes_(layout_, searcher.quantizer_, searcher.kernels_),
       walked_(pool_.view(codes_.records.store)),
       fine_(pool_.view(layout_.codes.store)),
       refine_(pool_.view(layout_.refine.store)),
@@ -51,8 +51,10 @@ QueryStats Walk::run(const float* query, std::uint32_t* rows, float* scores) {
   std::fill(rows, rows + params_.k, kNoRow);
   std::fill(scores, scores + params_.k, 0.0f);
   if (layout_.count == 0 || params_.k == 0) return stats_;
-  prepare_query(searcher_.quantizer_, query, layout_.metric == Metric::l2, s_.query);
-  code_offset_ = codes_.middle * static_cast<float>(s_.query.sum8);
+  prepare_query(searcher_.quantizer_, query, layout_.metric == Metric::l2, s_.query,
+                codes_.in_basis);
+  code_offset_ = codes_.offset(s_.query);
+  code_scale_ = codes_.scale(s_.query);
   sigma_factor_ = -dot_factor_ * codes_.error * s_.query.length;
   s_.visited.resize((layout_.count + 63) / 64, 0);
 
@@ -239,7 +241,7 @@ void Walk::evaluate_neighbors() {
   stats_.misses += static_cast<std::uint32_t>(s_.neighbors.size() - count);
   if (count == 0) return;
   s_.dots.resize(count);
-  codes_.dot(s_.query.q8.data(), codes_.blocks, s_.pointers.data(), count, s_.dots.data());
+  codes_.dots(s_.query, s_.pointers.data(), count, s_.dots.data(), s_.more_dots);
   if (counting_) stats_.evaluated += static_cast<std::uint32_t>(count);
   for (std::size_t i = 0; i < count; ++i) {
     offer(s_.pointer_rows[i], s_.pointers[i], s_.dots[i]);
@@ -250,7 +252,7 @@ void Walk::offer(std::uint32_t row, const std::uint8_t* code, std::int32_t dot) 
   const float correction = read_f32(code + codes_.bytes);
   const float length2 = read_f32(code + codes_.bytes + 4);
   const float centred = static_cast<float>(dot) - code_offset_;
-  const float product = centred * s_.query.scale8 * correction;
+  const float product = centred * code_scale_ * correction;
   Candidate candidate;
   candidate.distance = dot_factor_ * product + l2_factor_ * length2;
   if (!(std::fabs(candidate.distance) < 3.0e38f)) {   // not a number, from a hostile record
@@ -303,7 +305,7 @@ void Walk::read_missing(const LinkLevel& level) {
     const auto* code =
         reinterpret_cast<const std::uint8_t*>(page + codes_.records.offset_of(codes[i]));
     std::int32_t dot;
-    codes_.dot(s_.query.q8.data(), codes_.blocks, &code, 1, &dot);
+    codes_.dots(s_.query, &code, 1, &dot, s_.more_dots);
     if (counting_) ++stats_.evaluated;
     offer(codes[i], code, dot);
   }

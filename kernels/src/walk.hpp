@@ -11,24 +11,57 @@ namespace stoker {
 // What a candidate's distance was computed from; later ones are better.
 enum class Grade : std::uint8_t { coarse, code, refined, exact };
 
-// The codes that a walk compares, 4 bits or 2.
-struct WalkCodes {
-  WalkCodes(const SegmentLayout& layout, const CodeShape& shape, const Kernels& kernels)
+// The codes that a walk compares: blocks of 4 bits a dimension, then blocks of 2.
+class WalkCodes {
+ public:
+  WalkCodes(const SegmentLayout& layout, const Quantizer& quantizer, const Kernels& kernels)
       : records(layout.walk_coarse ? layout.coarse : layout.codes),
-        dot(layout.walk_coarse ? kernels.dot_code2 : kernels.dot_code4),
-        bytes(layout.walk_coarse ? shape.coarse_bytes : shape.code_bytes),
-        blocks(layout.walk_coarse ? shape.coarse_blocks : shape.blocks),
-        middle(layout.walk_coarse ? 1.5f : 7.5f),
+        bytes(layout.walk_coarse ? quantizer.shape().coarse_bytes : quantizer.shape().code_bytes),
         error(layout.walk_coarse ? layout.coarse_error : layout.code_error),
-        grade(layout.walk_coarse ? Grade::coarse : Grade::code) {}
+        grade(layout.walk_coarse ? Grade::coarse : Grade::code),
+        in_basis(layout.walk_coarse && quantizer.basis().used()),
+        kernels_(kernels),
+        wide_blocks_(layout.walk_coarse ? quantizer.basis().wide_blocks : quantizer.shape().blocks),
+        narrow_blocks_(layout.walk_coarse ? quantizer.shape().coarse_blocks - wide_blocks_ : 0) {}
 
   RecordStore records;
-  decltype(Kernels::dot_code4) dot;
   std::size_t bytes;    // of a code; correction and squared length follow
-  std::size_t blocks;
-  float middle;         // of the cells' numbers
   float error;          // see SegmentLayout::code_error
   Grade grade;
+  bool in_basis;        // codes of a CoarseBasis
+
+  float scale(const PreparedQuery& query) const noexcept {
+    return in_basis ? query.coarse_scale8 : query.scale8;
+  }
+  // What a dot product of cells holds beyond that of their centred values.
+  float offset(const PreparedQuery& query) const noexcept {
+    if (in_basis) return query.coarse_offset;
+    return (narrow_blocks_ > 0 ? 1.5f : 7.5f) * static_cast<float>(query.sum8);
+  }
+  // Products of the query with `count` codes, up to the offset. `more` is scratch, and so is `codes`, left
+  // as it was.
+  void dots(const PreparedQuery& query, const std::uint8_t** codes, std::size_t count,
+            std::int32_t* out, std::vector<std::int32_t>& more) const {
+    const std::int8_t* q = in_basis ? query.coarse8.data() : query.q8.data();
+    if (wide_blocks_ > 0) kernels_.dot_code4(q, wide_blocks_, codes, count, out);
+    if (narrow_blocks_ == 0) return;
+    if (wide_blocks_ == 0) {
+      kernels_.dot_code2(q, narrow_blocks_, codes, count, out);
+      return;
+    }
+    more.resize(count);
+    for (std::size_t i = 0; i < count; ++i) codes[i] += wide_blocks_ * kBlockBytes;
+    kernels_.dot_code2(q + wide_blocks_ * kBlockDims, narrow_blocks_, codes, count, more.data());
+    for (std::size_t i = 0; i < count; ++i) {
+      codes[i] -= wide_blocks_ * kBlockBytes;
+      out[i] += more[i];
+    }
+  }
+
+ private:
+  const Kernels& kernels_;
+  std::size_t wide_blocks_;
+  std::size_t narrow_blocks_;
 };
 
 struct Candidate {
@@ -99,6 +132,7 @@ struct Searcher::Scratch {
   std::vector<const std::uint8_t*> pointers;
   std::vector<std::uint32_t> pointer_rows;
   std::vector<std::int32_t> dots;
+  std::vector<std::int32_t> more_dots;
   std::vector<PageRef> wanted;
   std::vector<float> vector;                  // one assembled full vector
   std::vector<std::uint32_t> order;
@@ -163,7 +197,8 @@ class Walk {
   std::size_t blocks_;
   float l2_factor_;       // 0 for inner product, 1 for l2: weight of |x - centre|^2
   float dot_factor_;      // -1 or -2
-  float code_offset_ = 0;    // what a dot product of cells holds beyond that of their centred values
+  float code_offset_ = 0;    // see WalkCodes
+  float code_scale_ = 0;
   float sigma_factor_ = 0;   // deviation of a first plane's estimate over the vector's length
   bool reading_;
   bool filtered_;

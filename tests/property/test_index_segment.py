@@ -16,7 +16,7 @@ import stoker
 from stoker.errors import CorruptError, InputError, UnavailableError
 from stoker.index.build import build_segment
 from stoker.index.calibration import recall_of
-from stoker.index.manifest import FILES, Manifest
+from stoker.index.manifest import FILES, VERSION, Manifest
 from stoker.index.paged_file import HEADER_BYTES
 from stoker.index.segment import Segment
 from stoker.index.settings import IndexSettings
@@ -366,9 +366,9 @@ def test_a_newer_version_is_refused_with_what_to_do(
 ) -> None:
     copy = copy_of(sealed[0], tmp_path / "s")
     body = json.loads((copy / "manifest.json").read_text())
-    body["version"] = 3
+    body["version"] = VERSION + 1
     (copy / "manifest.json").write_text(json.dumps(body))
-    with pytest.raises(CorruptError, match=r"version 3.*upgrade"):
+    with pytest.raises(CorruptError, match=rf"version {VERSION + 1}.*upgrade"):
         Segment.open(copy)
 
 

@@ -1,5 +1,7 @@
 // Two nested codes per vector: 4 bits a dimension to navigate, 4 more to re-rank. And a coarse one
-// of 2 bits, to navigate where memory is too small for 4.
+// of 2 bits, to navigate where memory is too small for 4: of every dimension alike, or, where the
+// vectors vary in some directions much more than in others, 4 bits of those, 2 of the next and
+// nothing of the rest.
 //
 // A vector is centred, rotated by a random orthonormal transform (so that every coordinate looks
 // alike whatever the model that made the vectors), and cut into 16 cells per coordinate whose
@@ -50,15 +52,33 @@ struct CodeShape {
   std::size_t coarse_record_bytes;
 };
 
+// The directions that coarse codes keep, the ones of most variance first. An error of a code costs
+// a product what the query holds in that direction, and queries lie as vectors do: bits are worth
+// most where the variance is. (Reverse water-filling; Cover & Thomas, Elements of Information
+// Theory, 2nd ed., section 10.3.3, weighted by the query's own variance.)
+struct CoarseBasis {
+  std::size_t wide_blocks = 0;   // of kBlockDims directions with 4 bits; 0: every dimension has 2
+  std::size_t directions = 0;    // kept in all; those after the wide ones have 2 bits
+  float wide_step = 0;           // width of a cell over |x| / sqrt(dim), in wide blocks
+  float narrow_step = 0;         // and in those of 2 bits
+  std::vector<std::uint16_t> rows;   // float16, directions * dim, orthonormal
+
+  bool used() const noexcept { return wide_blocks > 0; }
+};
+
 class Quantizer {
  public:
-  // `centre` has `dim` values and is subtracted before the rotation.
-  Quantizer(std::size_t dim, std::uint64_t seed, const float* centre);
+  // `centre` has `dim` values and is subtracted before the rotation. Throws CorruptData where the
+  // basis does not fit the shape or holds what is not finite.
+  Quantizer(std::size_t dim, std::uint64_t seed, const float* centre, CoarseBasis basis = {});
 
   std::size_t dim() const noexcept { return dim_; }
   const CodeShape& shape() const noexcept { return shape_; }
   const std::vector<float>& centre() const noexcept { return centre_; }
   const Rotation& rotation() const noexcept { return rotation_; }
+  const CoarseBasis& basis() const noexcept { return basis_; }
+  // Coordinates along the basis; dim floats in, basis().directions out.
+  void project(const float* vector, float* out) const noexcept;
 
   // Encodes `count` vectors (row-major, `dim` floats each) into records of both planes, and into
   // coarse ones unless `coarse` is nullptr.
@@ -70,6 +90,7 @@ class Quantizer {
   CodeShape shape_;
   std::vector<float> centre_;
   Rotation rotation_;
+  CoarseBasis basis_;
 };
 
 // A query, prepared once: rotated, and rounded to 8 bits for the walk and 14 for the re-rank.
@@ -81,12 +102,20 @@ struct PreparedQuery {
   float scale8 = 0;                  // rotated ~ q8 * scale8
   float scale16 = 0;
   std::int32_t sum8 = 0;             // of q8
+  // For coarse codes in a basis: the coordinates, each times the width of its cells, in blocks as
+  // the codes; empty where there is no basis.
+  std::vector<std::int8_t> coarse8;  // wide_blocks * 64, then 128 for each other coarse block
+  std::vector<std::int16_t> coarse16;   // scratch
+  std::vector<float> along;             // scratch
+  float coarse_scale8 = 0;
+  float coarse_offset = 0;           // what a product of cells holds beyond their centred values
   float length = 0;                  // of the rotated vector
   float constant = 0;                // ip: <q, centre>; l2: |q - centre|^2
 };
 
-// `centred`: subtract the centre from the query too (l2), or not (inner product).
+// `centred`: subtract the centre from the query too (l2), or not (inner product). `coarse`: for
+// coarse codes too.
 void prepare_query(const Quantizer& quantizer, const float* query, bool centred,
-                   PreparedQuery& out);
+                   PreparedQuery& out, bool coarse = true);
 
 }  // namespace stoker

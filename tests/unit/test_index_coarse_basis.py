@@ -1,0 +1,168 @@
+"""The directions that coarse codes keep: chosen where they help, stored, read back, refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import stoker.kernels._core as _core
+from stoker.errors import CorruptError
+from stoker.index.build import build_segment
+from stoker.index.coarse_basis import basis_bytes, basis_of, basis_size, choose_basis
+from stoker.index.manifest import FILES, Manifest
+from stoker.index.paged_file import SegmentFileCorrupt
+from stoker.index.segment import Segment
+from stoker.index.settings import IndexSettings
+
+SEED = 7
+TWO_BITS = IndexSettings(navigation_bits=2)
+
+
+def vectors_of(count: int, dim: int, reach: float, seed: int = 5) -> NDArray[np.float32]:
+    """Vectors whose variance falls to 1/e after ``reach`` of their dimensions, turned at random."""
+    rng = np.random.default_rng(seed)
+    spread = np.exp(-0.5 * np.arange(dim) / (reach * dim))
+    turn = np.linalg.qr(np.random.default_rng(1).normal(size=(dim, dim)))[0]
+    return ((rng.normal(size=(count, dim)) * spread) @ turn + 0.05).astype(np.float32)
+
+
+def centre_of(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    return vectors.mean(axis=0, dtype=np.float64).astype(np.float32)
+
+
+@pytest.mark.parametrize("dim", [72, 128, 200, 384])
+def test_what_is_chosen_is_orthonormal_and_follows_the_variance(dim: int) -> None:
+    vectors = vectors_of(4 * dim, dim, 0.1)
+    centre = centre_of(vectors)
+    basis = choose_basis(vectors, centre, SEED)
+    assert basis is not None
+    rows = basis.rows.view(np.float16).reshape(basis.directions, dim).astype(np.float64)
+    np.testing.assert_allclose(rows @ rows.T, np.eye(basis.directions), atol=5e-3)
+    centred = (vectors - centre).astype(np.float64)
+    kept = ((centred @ rows.T) ** 2).sum() / (centred**2).sum()
+    assert kept > 0.95
+    assert basis.narrow_step > 0
+    assert basis.wide_step > 0
+
+
+def test_alike_directions_few_vectors_and_long_ones_have_none() -> None:
+    alike = np.random.default_rng(SEED).normal(size=(4_000, 128)).astype(np.float32)
+    assert choose_basis(alike, centre_of(alike), SEED) is None
+    skewed = vectors_of(511, 128, 0.1)
+    assert choose_basis(skewed, centre_of(skewed), SEED) is None
+    wide = np.zeros((8, 2_048), np.float32)
+    assert choose_basis(wide, centre_of(wide), SEED) is None
+    same = np.ones((600, 128), np.float32)
+    assert choose_basis(same, centre_of(same), SEED) is None
+
+
+def test_bytes_come_back_and_have_the_stated_size() -> None:
+    vectors = vectors_of(1_000, 200, 0.1)
+    basis = choose_basis(vectors, centre_of(vectors), SEED)
+    assert basis is not None
+    raw = np.frombuffer(basis_bytes(basis), np.uint8)
+    assert len(raw) == basis_size(basis.directions, 200)
+    again = basis_of(raw, basis.wide_blocks, basis.directions, 200)
+    assert basis_bytes(again) == raw.tobytes()
+    assert basis_bytes(None) == b""
+    assert basis_size(0, 200) == 0
+    assert basis_of(raw[:0], 0, 0, 200) is None
+
+
+@pytest.fixture(scope="module")
+def sealed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("basis") / "segment"
+    vectors = vectors_of(3_000, 128, 0.1)
+    build_segment(folder, vectors, np.arange(3_000), metric="l2", m=8, ef_construction=60)
+    return folder
+
+
+@pytest.mark.parametrize("metric", ["ip", "cosine", "l2"])
+def test_coarse_walks_find_more_with_a_basis(metric: str, tmp_path: Path) -> None:
+    vectors = vectors_of(2_000, 128, 0.1)
+    queries = vectors_of(100, 128, 0.1, seed=6)
+    build_segment(tmp_path / "s", vectors, np.arange(2_000), metric=metric, m=8)
+    with Segment.open(tmp_path / "s", settings=TWO_BITS) as segment:
+        assert segment.manifest.coarse_directions > 0
+        for batch in segment.unit_batches():
+            if batch.kind in ("upper", "links", "coarse"):
+                segment.load_units(batch.kind, batch.units)
+        hits = segment.search(queries, 10, ef=200, resident_only=True)
+        found = segment.ids_at(hits.rows)
+        settled = segment.ids_at(segment.search(queries, 10, ef=200, recall_target=0.999).rows)
+        error = segment.manifest.calibration.coarse_error if segment.manifest.calibration else 0.0
+    if metric == "cosine":
+        vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    scores = queries @ vectors.T
+    if metric == "l2":
+        scores = 2 * scores - (vectors**2).sum(axis=1)
+    truth = np.argsort(-scores, axis=1)[:, :10]
+
+    def recall(ids: NDArray[np.int64]) -> float:
+        return float((ids[:, :, None] == truth[:, None, :]).any(axis=1).mean())
+
+    # Plain 2-bit codes of these reach 0.67 to 0.74 by themselves.
+    assert recall(found) > 0.85
+    assert recall(settled) > 0.98
+    assert 0 < error < 0.02
+
+
+def test_plain_codes_of_the_same_vectors_err_more() -> None:
+    vectors = vectors_of(2_000, 128, 0.1)
+    centre = centre_of(vectors)
+    basis = choose_basis(vectors, centre, SEED)
+    plain = _core.encode(vectors, seed=SEED, centre=centre)
+    based = _core.encode(vectors, seed=SEED, centre=centre, basis=basis)
+    # Both planes of the other codes are the same, whatever the coarse ones are.
+    np.testing.assert_array_equal(plain[0], based[0])
+    np.testing.assert_array_equal(plain[1], based[1])
+    assert plain[2].shape == based[2].shape
+    assert (plain[2] != based[2]).any()
+
+
+def test_a_basis_of_another_size_is_refused(sealed: Path, tmp_path: Path) -> None:
+    manifest = Manifest.read(sealed)
+    copy = tmp_path / "segment"
+    copy.mkdir()
+    for name in FILES.values():
+        (copy / name).write_bytes((sealed / name).read_bytes())
+    fewer = dataclasses.replace(manifest, coarse_directions=manifest.coarse_directions - 1)
+    fewer.write(copy)
+    with pytest.raises(SegmentFileCorrupt, match="bytes, expected"):
+        Segment.open(copy, settings=TWO_BITS)
+
+
+def test_a_basis_that_fits_no_code_is_refused(sealed: Path, tmp_path: Path) -> None:
+    manifest = Manifest.read(sealed)
+    copy = tmp_path / "segment"
+    copy.mkdir()
+    for name in FILES.values():
+        (copy / name).write_bytes((sealed / name).read_bytes())
+    dataclasses.replace(manifest, coarse_wide_blocks=9).write(copy)
+    with pytest.raises(CorruptError, match="coarse basis"):
+        Segment.open(copy, settings=TWO_BITS)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("coarse_directions", 4_000), ("coarse_directions", 0), ("coarse_wide_blocks", -1)],
+)
+def test_manifests_that_contradict_themselves_are_refused(
+    field: str, value: int, sealed: Path, tmp_path: Path
+) -> None:
+    changed = dataclasses.replace(Manifest.read(sealed), **{field: value})
+    changed.write(tmp_path)
+    with pytest.raises(SegmentFileCorrupt, match="coarse"):
+        Manifest.read(tmp_path)
+
+
+def test_the_basis_counts_in_the_budget(sealed: Path) -> None:
+    manifest = Manifest.read(sealed)
+    budget = 1 << 20
+    with Segment.open(sealed, memory_bytes=budget, settings=TWO_BITS) as segment:
+        beside = basis_size(manifest.coarse_directions, manifest.dim)
+        assert 0 < segment.resident().budget_bytes <= budget - beside
