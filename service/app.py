@@ -276,16 +276,21 @@ async def serve(
     *,
     listening: Callable[[str, int], None],
     stop: asyncio.Event | None = None,
-) -> None:
+) -> bool:
     """Start the engine and serve until SIGTERM or SIGINT (or ``stop``), then drain and close it.
 
     Args:
         listening: Called once with the host and the real port, when the port is open.
 
+    Returns:
+        Whether every request had ended. If not, threads are still inside one, on a device that
+        hangs perhaps, and the interpreter would wait for them at its exit.
+
     Raises:
         UnavailableError: the address cannot be listened on; names it and the settings.
     """
     stop = asyncio.Event() if stop is None else stop
+    finished = True
     loop = asyncio.get_running_loop()
     app = make_app(engine, settings)
     runner = web.AppRunner(
@@ -307,10 +312,11 @@ async def serve(
             loop.add_signal_handler(signal_number, stop.set)
         listening(settings.host, _port_of(runner))
         await stop.wait()
-        await _drain(engine, app[LANES], site, settings)
+        finished = await _drain(engine, app[LANES], site, settings)
     finally:
         await runner.cleanup()
-        await asyncio.to_thread(engine.close)
+        await asyncio.to_thread(engine.close, idle=finished)
+    return finished
 
 
 def _not_listening(settings: ServiceSettings, error: OSError) -> UnavailableError:
@@ -327,7 +333,7 @@ def _not_listening(settings: ServiceSettings, error: OSError) -> UnavailableErro
 
 async def _drain(
     engine: Engine, lanes: Lanes, site: web.TCPSite, settings: ServiceSettings
-) -> None:
+) -> bool:
     started = time.monotonic()
     engine.draining = True
     log.info("service.drain_started", pending=lanes.pending, drain_s=settings.drain_s)
@@ -345,6 +351,7 @@ async def _drain(
         pending=lanes.pending,
         seconds=round(time.monotonic() - started, 3),
     )
+    return finished
 
 
 def _port_of(runner: web.AppRunner) -> int:

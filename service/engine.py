@@ -154,10 +154,14 @@ class Engine:
                 everything=service.warm == "all",
             )
 
-    def close(self) -> None:
+    def close(self, *, idle: bool = True) -> None:
         """Stop warming, write the heat's snapshot and what waits in the event queue, let go.
 
         A second call does nothing.
+
+        Args:
+            idle: Whether no call of ours still runs. The index waits for those that do: one that
+                hangs must not keep the server from ending.
         """
         with self._lock:
             if self._closed:
@@ -165,7 +169,7 @@ class Engine:
             self._closed = True
         self._closing.set()
         parts = self._parts
-        idle = self._warmup.stop(_STOP_S)
+        idle = self._warmup.stop(_STOP_S) and idle
         if parts.placement is not None:
             idle = parts.placement.stop(_STOP_S) and idle
         if parts.kv is not None:

@@ -52,11 +52,17 @@ def vectors(count: int, seed: int = 1) -> Any:
 class Server:
     """`stoker serve` in a process of its own; the port is read from what it prints."""
 
-    def __init__(self, index: Path, *arguments: str, **environment: str) -> None:
+    def __init__(
+        self,
+        index: Path,
+        *arguments: str,
+        command: tuple[str, ...] = ("-m", "stoker"),
+        **environment: str,
+    ) -> None:
         self.index = index
         clean = {k: v for k, v in os.environ.items() if not k.startswith("STOKER_")}
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "stoker", "serve", str(index), "--port", "0", "--json",
+            [sys.executable, "-P", *command, "serve", str(index), "--port", "0", "--json",
              *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -455,6 +461,42 @@ def test_sigterm_lets_running_requests_finish(started: Any) -> None:
     assert len(errors) == 3
     with Collection(server.index) as collection:
         assert collection.contains(answers).all()
+
+
+_HANGS = """
+import sys, threading
+from stoker.service.cli import main
+from stoker.service.engine import Engine
+
+def search(self, request, **more):
+    print('{"event": "hanging"}', flush=True)
+    threading.Event().wait()
+
+Engine.search = search
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_search_that_hangs_does_not_keep_a_server_from_ending(tmp_path: Path) -> None:
+    """As on a device that no longer answers: the thread never comes back, and SIGTERM must work."""
+    server = Server(
+        build(tmp_path / "collection", 20),
+        "--set", "service.drain_s=0.1", "--warm", "none",
+        command=("-c", _HANGS),
+    )  # fmt: skip
+    with server.client(deadline_s=1.0) as client, pytest.raises(UnavailableError):
+        client.search(vector=vectors(1)[0])
+    server.line("hanging")
+    assert server.stop() == 0, server.log()
+    log = [json.loads(line) for line in server.log().splitlines()]
+    (drained,) = [line for line in log if line["event"] == "service.drain_finished"]
+    assert not drained["finished"]
+    assert server.lines[-1]["event"] == "stopped"
+    # What it held is free for the next one.
+    again = Server(server.index)
+    with again.client() as client:
+        assert client.search(vector=vectors(1)[0], k=1).results
+    assert again.stop() == 0, again.log()
 
 
 def test_without_its_broker_a_server_starts_answers_and_loses_no_event(started: Any) -> None:
