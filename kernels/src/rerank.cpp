@@ -12,6 +12,9 @@ namespace {
 // answer in any way that the expected recall would notice.
 constexpr float kDoubtSigmas = 3.5f;
 
+// Vectors on their way from memory while one is compared.
+constexpr std::size_t kVectorsAhead = 3;
+
 inline float read_f32(const std::uint8_t* p) {
   float value;
   std::memcpy(&value, p, 4);
@@ -75,6 +78,22 @@ void Walk::make_exact(Candidate& candidate, const std::byte* vector) {
                         ? k.dot_f16(q, reinterpret_cast<const std::uint16_t*>(vector), dim)
                         : k.dot_f32(q, reinterpret_cast<const float*>(vector), dim);
     improve(candidate, -(d - s_.query.constant), 0, Grade::exact);
+  }
+}
+
+// Inside a ReadGuard. Starts to bring a resident vector to the processor.
+void Walk::prefetch_vector(std::uint32_t row) const {
+  const std::size_t page_bytes = vectors_.page_bytes;
+  const std::size_t record = layout_.vectors.record_bytes;
+  const std::uint64_t start = static_cast<std::uint64_t>(row) * record;
+  std::size_t offset = start % page_bytes;
+  std::size_t left = record;
+  for (auto page = static_cast<PageNumber>(start / page_bytes); left > 0; ++page, offset = 0) {
+    const std::byte* bytes = vectors_.peek(page);
+    const std::size_t part = std::min(left, page_bytes - offset);
+    if (bytes == nullptr) return;
+    for (std::size_t at = 0; at < part; at += 64) __builtin_prefetch(bytes + offset + at);
+    left -= part;
   }
 }
 
@@ -282,7 +301,11 @@ void Walk::answer(std::uint32_t* rows, float* scores) {
   const auto end = [&] { return list.begin() + static_cast<std::ptrdiff_t>(count); };
   {
     const PagePool::ReadGuard guard(pool_);
-    for (std::size_t i = 0; i < count; ++i) upgrade_resident(list[i]);
+    for (std::size_t i = 0; i < std::min(kVectorsAhead, count); ++i) prefetch_vector(list[i].row);
+    for (std::size_t i = 0; i < count; ++i) {
+      if (i + kVectorsAhead < count) prefetch_vector(list[i + kVectorsAhead].row);
+      upgrade_resident(list[i]);
+    }
     for (std::size_t i = 0; i < count; ++i) stats_.hits += list[i].grade > codes_.grade ? 1 : 0;
   }
   std::sort(list.begin(), end(), nearer);

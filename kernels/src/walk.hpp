@@ -162,6 +162,7 @@ class Walk {
   void use_code(Candidate& candidate, const std::uint8_t* high);
   void refine(Candidate& candidate, const std::uint8_t* high, const std::uint8_t* low);
   void make_exact(Candidate& candidate, const std::byte* vector);
+  void prefetch_vector(std::uint32_t row) const;
   void upgrade_resident(Candidate& candidate);
   double expected_loss(const std::vector<Candidate>& list, std::size_t count, std::size_t k);
   void read_planes(std::vector<Candidate>& list, std::size_t count, std::size_t k,
