@@ -66,7 +66,8 @@ log = structlog.get_logger(__name__)
 
 Vector = NDArray[np.float32]
 
-_STOP_S = 10.0
+_STOP_S = 8.0
+_STOP_S_MIN = 0.2  # a part that others left no time is still asked
 _WHOLE = re.compile(r"0|-?[1-9][0-9]{0,18}")
 _EVENT_CHUNKS = 1_000
 
@@ -157,7 +158,8 @@ class Engine:
     def close(self, *, idle: bool = True) -> None:
         """Stop warming, write the heat's snapshot and what waits in the event queue, let go.
 
-        A second call does nothing.
+        All parts share `_STOP_S`, so that with `service.drain_s` before it a server ends within the
+        30 s that orchestrators wait. A second call does nothing.
 
         Args:
             idle: Whether no call of ours still runs. The index waits for those that do: one that
@@ -169,16 +171,21 @@ class Engine:
             self._closed = True
         self._closing.set()
         parts = self._parts
-        idle = self._warmup.stop(_STOP_S) and idle
+        end_s = self._monotonic() + _STOP_S
+
+        def left_s() -> float:
+            return max(_STOP_S_MIN, end_s - self._monotonic())
+
+        idle = self._warmup.stop(left_s()) and idle
         if parts.placement is not None:
-            idle = parts.placement.stop(_STOP_S) and idle
+            idle = parts.placement.stop(left_s()) and idle
         if parts.kv is not None:
-            idle = parts.kv.close(_STOP_S) and idle
+            idle = parts.kv.close(left_s()) and idle
         self._reuse.close()
         if parts.publisher is not None:
-            parts.publisher.close()
+            parts.publisher.close(left_s() / 2)  # the heat's snapshot needs the other half
         if parts.heat is not None:
-            idle = parts.heat.stop(_STOP_S) and idle
+            idle = parts.heat.stop(left_s()) and idle
         if parts.event_log is not None and idle:
             parts.event_log.close()
         if idle:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import structlog
 from numpy.typing import NDArray
 
 from stoker.errors import UnavailableError
@@ -742,6 +743,28 @@ def test_the_metrics_page_shows_what_happened(tmp_path: Path) -> None:
     ):
         assert line in page
     assert "stoker_service_published_events_total 2.0" in bench.engine.metrics_page().decode()
+
+
+def test_parts_that_hang_share_the_time_for_closing() -> None:
+    """One after the other they would outlast the patience of whoever waits for the server."""
+    clock = [0.0]
+
+    class Hangs:
+        def stop(self, timeout_s: float) -> bool:
+            clock[0] += timeout_s
+            return False
+
+        close = stop
+
+    bench = Bench()
+    hangs: Any = Hangs()
+    bench.parts.placement = bench.parts.kv = bench.parts.publisher = bench.parts.heat = hangs
+    engine = Engine(bench.parts, config=bench.engine.config, monotonic=lambda: clock[0])
+    with structlog.testing.capture_logs() as lines:
+        engine.close()
+    assert [line["event"] for line in lines] == ["service.close_incomplete"]
+    assert clock[0] <= 30.0 - ServiceSettings().drain_s
+    assert not bench.index.closed
 
 
 def test_a_server_that_cannot_be_opened_leaves_nothing_behind(
