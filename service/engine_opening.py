@@ -23,7 +23,6 @@ import structlog
 
 from stoker.errors import ConfigError, InputError, StokerError, UnavailableError
 from stoker.index.collection import Collection
-from stoker.index.serving import WriterBusy
 from stoker.kvcache.lookup import LookupReuse
 from stoker.service.collection_index import CollectionIndex
 from stoker.service.consume import ConsumeOptions
@@ -191,7 +190,7 @@ def _open_index(path: Path, config: StokerConfig) -> tuple[CollectionIndex, str]
         return CollectionIndex(Collection(path, "r", settings=config.index)), "off: read-only"
     try:
         return CollectionIndex(Collection(path, "rw", settings=config.index)), ""
-    except (WriterBusy, InputError, OSError) as error:  # OSError: a folder that is read-only
+    except (UnavailableError, InputError) as error:  # another writer; a folder that is read-only
         if writes == "on":
             raise
         try:

@@ -767,6 +767,23 @@ def test_parts_that_hang_share_the_time_for_closing() -> None:
     assert not bench.index.closed
 
 
+def test_an_index_that_cannot_be_written_is_served_all_the_same(tmp_path: Path) -> None:
+    """As on a read-only volume: `service.writes` promises to say so and to go on."""
+    build_collection(tmp_path / "index", np.eye(DIM, dtype=np.float32), metric="cosine")
+    lock = tmp_path / "index" / "writer.lock"
+    lock.unlink(missing_ok=True)
+    lock.mkdir()  # cannot be opened for writing, even by root
+    state = str(tmp_path / "state")
+    engine = open_engine(tmp_path / "index", StokerConfig(service=ServiceSettings(state_dir=state)))
+    assert "writer.lock" in engine.readiness().parts["writes"]
+    with pytest.raises(FeatureOff):
+        engine.delete("default", "1")
+    engine.close()
+    config = StokerConfig(service=ServiceSettings(state_dir=state, writes="on"))
+    with pytest.raises(UnavailableError, match=r"writer\.lock"):
+        open_engine(tmp_path / "index", config)
+
+
 def test_a_server_that_cannot_be_opened_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
