@@ -28,7 +28,8 @@ from stoker.index.documents import StorageFull as DocumentsFull
 from stoker.index.filters import FilterError
 from stoker.index.generation import NoRoom
 from stoker.index.hits import Hits
-from stoker.kvcache.lookup import Fence, Reuse
+from stoker.kvcache.lookup import Reuse
+from stoker.kvcache.tenant_lookups import Fence
 from stoker.prefetch.events import (
     DOCUMENT_DELETED,
     DOCUMENT_UPSERTED,

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from stoker.errors import InputError, StokerError
 from stoker.kvcache.guards import Guard
-from stoker.kvcache.lookup import Decision, Fence, LookupReuse, Reuse
+from stoker.kvcache.lookup import Decision, LookupReuse, Reuse
+from stoker.kvcache.tenant_lookups import Fence
 from stoker.service.answers import Completeness, ReuseDecision
 from stoker.service.bodies import SearchRequest
 

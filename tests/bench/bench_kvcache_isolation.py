@@ -16,7 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from stoker.kvcache.lookup import Fence, LookupReuse, Refusal
+from stoker.kvcache.lookup import LookupReuse, Refusal
+from stoker.kvcache.tenant_lookups import Fence
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from kvcache_bench import last_line, made_word

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from stoker.kvcache.lookup import Fence, LookupReuse, Reuse
+from stoker.kvcache.lookup import LookupReuse, Reuse
 from stoker.kvcache.settings import KvcacheSettings
+from stoker.kvcache.tenant_lookups import Fence
 from stoker.service.logging import configure_quietly
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from numpy.typing import NDArray
 
-from stoker.kvcache.lookup import Fence, LookupReuse, Refusal, Reuse
+from stoker.kvcache.lookup import LookupReuse, Refusal, Reuse
 from stoker.kvcache.settings import KvcacheSettings
+from stoker.kvcache.tenant_lookups import Fence
 
 DIM, K = 6, 3
 QUESTIONS = [f"what is item{name}" for name in "abc"]

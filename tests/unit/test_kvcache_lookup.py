@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from stoker.errors import ConfigError, InputError
 from stoker.kvcache.guards import Guard
-from stoker.kvcache.lookup import Fence, LookupReuse, Refusal, Reuse
+from stoker.kvcache.lookup import LookupReuse, Refusal, Reuse
 from stoker.kvcache.settings import KvcacheSettings
+from stoker.kvcache.tenant_lookups import Fence
 
 DIM = 16
 FENCE = Fence(generation=1, change_offset=10)

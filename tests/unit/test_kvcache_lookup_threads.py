@@ -6,8 +6,9 @@ import threading
 
 import numpy as np
 
-from stoker.kvcache.lookup import Fence, LookupReuse, Refusal, Reuse
+from stoker.kvcache.lookup import LookupReuse, Refusal, Reuse
 from stoker.kvcache.settings import KvcacheSettings
+from stoker.kvcache.tenant_lookups import Fence
 
 DIM = 12
 
