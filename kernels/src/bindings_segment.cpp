@@ -12,6 +12,7 @@
 #include <limits>
 #include <memory>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -111,7 +112,12 @@ class NativeSegment {
       };
       std::vector<std::thread> helpers;
       const std::size_t wanted = std::min<std::size_t>(std::max(threads, 1u), count);
-      for (std::size_t t = 1; t < wanted; ++t) helpers.emplace_back(work);
+      helpers.reserve(wanted);
+      try {
+        for (std::size_t t = 1; t < wanted; ++t) helpers.emplace_back(work);
+      } catch (const std::system_error&) {
+        // No more threads to be had: those that there are, this one at least, do the work.
+      }
       work();
       for (std::thread& helper : helpers) helper.join();
       if (failure) std::rethrow_exception(failure);
