@@ -39,7 +39,7 @@ from stoker.index.view import SegmentView, View, memory_shares, write_dead
 
 # Searches outweigh it three to one; lower still, a busy machine would starve merges until the delta
 # is full.
-_NICENESS: Final = 5
+NICENESS: Final = 5
 _NAVIGATION_STAGE: Final = 1
 
 log = structlog.get_logger(__name__)
@@ -314,7 +314,7 @@ class Merger:
 def _lower_priority() -> None:
     """Let searches go before this thread, and before those that it starts."""
     with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
 def _load_navigation(sealed: SealedSegment, heat: Mapping[Any, float] | None, kind: IdKind) -> None:

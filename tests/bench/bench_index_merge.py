@@ -11,6 +11,10 @@ yet, so it is reported apart. What noise alone does to the ratio is measured too
 is cut into slices that alternate between two piles, and one pile's p99 is divided by the other's.
 How many cores others used meanwhile is said; where that is not near zero, the p99 is the
 scheduler's.
+
+The floor is measured too: the same searches while an unrelated process is busy, at a merge's
+priority, once computing and once copying memory. What it does to p99 no merge can undercut that
+works on the same machine.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ import hashlib
 import json
 import os
 import platform
+import subprocess
 import sys
 import tempfile
 import threading
@@ -34,6 +39,7 @@ from numpy.typing import NDArray
 
 from stoker.index.collection import Collection
 from stoker.index.collection_build import build_collection
+from stoker.index.merger import NICENESS as MERGE_NICENESS
 from stoker.index.settings import IndexSettings
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -42,6 +48,16 @@ from engine_proc import Busy
 K = 10
 IDLE_QUERIES_MIN = 1_000
 _SLICE_QUERIES = 100
+_CONTROL_S = 3.0
+# What an unrelated process does: a merge shares the processors with searches, whatever it does.
+CONTROLS = {
+    "computing": "while True: sum(range(10_000))",
+    "copying": (
+        "import numpy\n"
+        "a, b = (numpy.ones(32 << 20, numpy.uint8) for _ in range(2))\n"
+        "while True: numpy.copyto(a, b)"
+    ),
+}
 
 
 def clustered(count: int, dim: int, seed: int) -> NDArray[np.float32]:
@@ -53,15 +69,23 @@ def clustered(count: int, dim: int, seed: int) -> NDArray[np.float32]:
 
 
 def timed_searches(
-    collection: Collection, queries: NDArray[np.float32], go_on: Callable[[int], bool]
+    collection: Collection,
+    queries: NDArray[np.float32],
+    go_on: Callable[[int], bool],
+    began: list[float] | None = None,
 ) -> list[float]:
-    """Search one query after the other while ``go_on``; return milliseconds."""
+    """Search one query after the other while ``go_on``; return milliseconds.
+
+    ``began`` gets the moment at which each began.
+    """
     taken: list[float] = []
     while go_on(len(taken)):
         query = queries[len(taken) % len(queries)]
         started = time.perf_counter()
         collection.search(query, K)
         taken.append(1_000 * (time.perf_counter() - started))
+        if began is not None:
+            began.append(started)
     return taken
 
 
@@ -92,7 +116,10 @@ def run(
                 upsert_s = time.perf_counter() - started
                 busy = Busy()
                 idle = _idle_searches(collection, queries, idle_s)
-                merging, report = _while_merging(collection, queries)
+                beside = {
+                    name: _beside(collection, queries, code) for name, code in CONTROLS.items()
+                }
+                merging, report, phases = _while_merging(collection, queries)
                 after = _idle_searches(collection, queries, idle_s)
                 # The next stretch is as long as this merge was.
                 idle_s = report.seconds
@@ -103,6 +130,19 @@ def run(
                         "idle_p50_ms": float(np.percentile(idle, 50)),
                         "idle_p99_ms": float(np.percentile(idle, 99)),
                         "noise_p99_ratio": _noise(idle),
+                        **{
+                            f"{name}_p{percent}_ms": float(np.percentile(taken, percent))
+                            for name, taken in beside.items()
+                            for percent in (50, 99)
+                        },
+                        "phases": {
+                            name: {
+                                "searches": len(values),
+                                "p50_ms": float(np.percentile(values, 50)),
+                                "p99_ms": float(np.percentile(values, 99)),
+                            }
+                            for name, values in phases.items()
+                        },
                         "after_p50_ms": float(np.percentile(after, 50)),
                         "after_p99_ms": float(np.percentile(after, 99)),
                         "merging_p50_ms": float(np.percentile(merging, 50)),
@@ -143,6 +183,18 @@ def _idle_searches(
     )
 
 
+def _beside(collection: Collection, queries: NDArray[np.float32], code: str) -> list[float]:
+    """Search while another process runs ``code``, as far behind searches as a merge is."""
+    start = f"import os\nos.setpriority(os.PRIO_PROCESS, 0, {MERGE_NICENESS})\nprint(flush=True)\n"
+    with subprocess.Popen([sys.executable, "-c", start + code], stdout=subprocess.PIPE) as other:
+        try:
+            assert other.stdout is not None
+            other.stdout.readline()
+            return _idle_searches(collection, queries, _CONTROL_S)
+        finally:
+            other.kill()
+
+
 def _noise(taken: list[float]) -> float:
     """p99 of every other slice over that of the slices between."""
     slice_of = np.arange(len(taken)) // _SLICE_QUERIES
@@ -151,13 +203,29 @@ def _noise(taken: list[float]) -> float:
     return max(piles) / min(piles)
 
 
-def _while_merging(collection: Collection, queries: NDArray[np.float32]) -> tuple[list[float], Any]:
+def _while_merging(
+    collection: Collection, queries: NDArray[np.float32]
+) -> tuple[list[float], Any, dict[str, list[float]]]:
+    """Return milliseconds, the merge's report, and the milliseconds by what the merge was at."""
     reports: list[Any] = []
-    merge = threading.Thread(target=lambda: reports.append(collection.merge()))
+    steps: list[tuple[float, str]] = [(time.perf_counter(), "start")]
+
+    def step(what: str, done: int, total: int) -> None:
+        # What comes after the last of a kind has no name of its own.
+        name = what if done < total else f"after {what}"
+        if steps[-1][1] != name:
+            steps.append((time.perf_counter(), name))
+
+    merge = threading.Thread(target=lambda: reports.append(collection.merge(progress=step)))
+    began: list[float] = []
     merge.start()
-    taken = timed_searches(collection, queries, lambda done: done == 0 or merge.is_alive())
+    taken = timed_searches(collection, queries, lambda done: done == 0 or merge.is_alive(), began)
     merge.join()
-    return taken, reports[0]
+    phase_of = np.searchsorted([moment for moment, _ in steps], began, "right") - 1
+    phases: dict[str, list[float]] = {}
+    for phase, value in zip(phase_of.tolist(), taken, strict=True):
+        phases.setdefault(steps[max(phase, 0)][1], []).append(value)
+    return taken, reports[0], phases
 
 
 def render(report: dict[str, Any]) -> str:
@@ -171,7 +239,13 @@ def render(report: dict[str, Any]) -> str:
             f"({min(values):,.2f} to {max(values):,.2f})"
         )
 
-    ratio = [row["merging_p99_ms"] / row["idle_p99_ms"] for row in rounds]
+    def ratio_line(name: str, above: str, below: str) -> str:
+        values = [row[above] / row[below] for row in rounds]
+        return (
+            f"  {name:<28} {np.median(values):>10,.2f} {'':<8} "
+            f"({min(values):,.2f} to {max(values):,.2f})"
+        )
+
     others = max(row["others_cores"] for row in rounds)
     return "\n".join(
         [
@@ -181,9 +255,21 @@ def render(report: dict[str, Any]) -> str:
             line("search, idle, p99", "idle_p99_ms", "ms"),
             line("search, merging, p50", "merging_p50_ms", "ms"),
             line("search, merging, p99", "merging_p99_ms", "ms"),
-            f"  {'p99 merging / idle':<28} {np.median(ratio):>10,.2f} {'':<8} "
-            f"({min(ratio):,.2f} to {max(ratio):,.2f})",
+            ratio_line("p99 merging / idle", "merging_p99_ms", "idle_p99_ms"),
+            *(
+                ratio_line(f"p99 beside {name} / idle", f"{name}_p99_ms", "idle_p99_ms")
+                for name in CONTROLS
+            ),
+            *(
+                ratio_line(f"p99 merging / {name}", "merging_p99_ms", f"{name}_p99_ms")
+                for name in CONTROLS
+            ),
             line("the same, by noise alone", "noise_p99_ratio", ""),
+            *(
+                f"    while it was at {name:<18} p50 {phase['p50_ms']:.2f}, p99 "
+                f"{phase['p99_ms']:.2f} ms of {phase['searches']:,} searches"
+                for name, phase in rounds[-1]["phases"].items()
+            ),
             line("search, after it, p50", "after_p50_ms", "ms"),
             line("search, after it, p99", "after_p99_ms", "ms"),
             line("merge", "merge_rows_per_s", "rows/s"),
@@ -201,7 +287,7 @@ def render(report: dict[str, Any]) -> str:
 
 def main(show: Callable[[str], None] = print) -> None:
     """Parse the flags, measure, print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--vectors", type=int, default=20_000, help="default: 20000")
     parser.add_argument("--dim", type=int, default=384, help="default: 384")
     parser.add_argument("--rounds", type=int, default=5, help="default: 5")

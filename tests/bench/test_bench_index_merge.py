@@ -22,8 +22,14 @@ def test_searches_while_merging(
     monkeypatch.setattr(sys, "argv", ["bench_index_merge.py"])
     spec.loader.exec_module(bench)
     monkeypatch.setattr(bench, "IDLE_QUERIES_MIN", 200)
+    monkeypatch.setattr(bench, "_CONTROL_S", 0.1)
     report = bench.run(vectors=2_000, dim=32, rounds=3, share=0.1, seed=1, idle_first_s=0.2)
     with capsys.disabled():
         print(f"\n{bench.render(report)}")
     assert len(report["rounds"]) == 3
     assert report["write_amplification"] >= 1
+    for row in report["rounds"]:
+        assert row["computing_p99_ms"] > 0
+        assert row["copying_p99_ms"] > 0
+        searches = sum(phase["searches"] for phase in row["phases"].values())
+        assert searches == row["searches_while_merging"]

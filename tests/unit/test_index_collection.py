@@ -616,6 +616,27 @@ def test_a_merge_builds_in_a_process_of_its_own(
     assert names == set(apart.segment_names)
 
 
+def test_a_few_hundred_rows_are_built_apart_and_a_few_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def unavailable(path: Path, rows: Any, *args: Any, **more: Any) -> None:
+        asked.append(len(rows))
+        raise OSError("no process here")
+
+    monkeypatch.setattr(child_module, "build_apart", unavailable)
+    create_collection(tmp_path / "c", dim=DIM, metric="l2")
+    with Collection(tmp_path / "c", "rw", settings=MANUAL) as collection:
+        collection.upsert(list(range(20)), vectors(20))
+        collection.merge()
+        assert asked == []
+        collection.upsert(list(range(20, 320)), vectors(300))
+        collection.merge()
+        assert asked == [320]
+        collection.check()
+
+
 def test_where_no_process_can_be_started_the_merge_builds_here(
     apart: Collection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
