@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from stoker.errors import InputError
+from stoker.index.document_values import check_names
 from stoker.index.documents import DocumentStore
 from stoker.index.exact import METRICS
 from stoker.index.generation import (
@@ -89,6 +90,9 @@ def build_collection(
         InputError: see `build_segment`; or something is at ``path``.
     """
     from stoker.index.build import build_segment
+
+    if ids is not None:
+        check_names(ids)
 
     def build(target: Path) -> BuildReport:
         return build_segment(

@@ -73,6 +73,22 @@ def check_id(value: object, place: str) -> DocumentId:
     raise InputError(f"{place}: expected int or str, found {type(value).__name__}")
 
 
+def check_names(ids: Any) -> None:
+    """Refuse the first of the text ids given to a build that no document could have.
+
+    A segment takes longer ones, with a tenant in front: such an id would be a row that no answer
+    can name, or another tenant's document. What is no text is checked where it is stored.
+
+    Raises:
+        InputError: names the entry.
+    """
+    if isinstance(ids, np.ndarray) and ids.dtype.kind in "iu":
+        return
+    for number, value in enumerate(ids):
+        if isinstance(value, str):
+            check_id(value, f"ids: entry {number}")
+
+
 def check_tenant(value: object) -> str:
     """Return ``value`` if it can name a tenant.
 

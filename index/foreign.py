@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from stoker.errors import InputError
 from stoker.index.collection_build import Progress, collection_around
-from stoker.index.document_values import DEFAULT_TENANT, Change, DocumentId
+from stoker.index.document_values import DEFAULT_TENANT, Change, DocumentId, check_names
 from stoker.index.documents import DocumentStore
 from stoker.index.hnsw_graph import HnswGraph
 
@@ -233,6 +233,8 @@ def import_foreign(
             "metric (ip, cosine or l2) that they were made for"
         )
     vectors = check_vectors(foreign.vectors)
+    if foreign.ids is not None:
+        check_names(foreign.ids)
     ids = normalize_ids(foreign.ids, len(vectors))
     graph, notes = foreign.graph, list(foreign.notes)
     if graph is not None and foreign.metric is not None and foreign.metric != chosen:

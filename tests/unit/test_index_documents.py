@@ -13,8 +13,10 @@ import pytest
 
 from stoker.errors import CapacityError, CorruptError, InputError, UnavailableError
 from stoker.index import documents as documents_module
+from stoker.index.collection_build import build_collection
 from stoker.index.document_values import Change, check_id, check_tenant, encode_metadata
 from stoker.index.documents import DocumentStore
+from stoker.index.foreign import ForeignIndex, import_foreign
 
 DIM = 4
 
@@ -277,6 +279,17 @@ def test_what_cannot_name_a_document_is_refused(value: object) -> None:
 
 
 @pytest.mark.parametrize("value", [None, 1, "", "a\x1fb"])
+@pytest.mark.parametrize("name", ["a" * 384, "t\x1fa", "a\0", ""])
+def test_a_build_takes_no_id_that_no_document_could_have(tmp_path: Path, name: str) -> None:
+    vectors = np.ones((3, 4), np.float32)
+    with pytest.raises(InputError, match="ids: entry 1: expected 1 to 383 bytes"):
+        build_collection(tmp_path / "index", vectors, ["x", name, "y"])
+    foreign = ForeignIndex("npy", vectors, np.array(["x", name, "y"], object), "l2")
+    with pytest.raises(InputError, match="ids: entry 1: expected 1 to 383 bytes"):
+        import_foreign(tmp_path / "index", foreign)
+    assert not (tmp_path / "index").exists()
+
+
 def test_what_cannot_name_a_tenant_is_refused(value: object) -> None:
     with pytest.raises(InputError, match="tenant"):
         check_tenant(value)
