@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from stoker.index.equal_rows import row_hashes
 from stoker.index.exact import unit_rows
-from stoker.index.manifest import Calibration, Manifest
+from stoker.index.manifest import FILES, Calibration, Manifest
 from stoker.index.segment import Segment
 from stoker.index.settings import IndexSettings
 
@@ -31,10 +31,10 @@ _ROWS_MIN: Final = 64
 _WHOLE: Final = 0.9995
 _WIDTHS: Final = (10, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768)
 _SEED: Final = 20_160_330
-# Where what coarse codes lose is compared with what their error model expects, and the least that
-# a small sample may make of its error.
-_DOUBT_WIDTH: Final = 64
-_DOUBT_FACTOR_MIN: Final = 0.75
+# Room for the vectors that re-ranking reads, beside all else that a walk may want in memory.
+_READ_BYTES: Final = 64 << 20
+# Vectors that one measured query may read: more than any leaves in doubt.
+_READS_MAX: Final = 256
 
 
 @dataclasses.dataclass
@@ -200,37 +200,28 @@ def calibrate(folder: Path, manifest: Manifest, probe: Probe) -> Manifest:
         coarse_recall_low=(0.0,) if manifest.has_coarse else (),
     )
     manifest = dataclasses.replace(manifest, calibration=blank)
-    with Segment(folder, manifest, 0, IndexSettings(navigation_bits=4)) as segment:
-        batches = {batch.kind: batch for batch in segment.unit_batches()}
-        measure = functools.partial(_recall, segment, probe)
+    widths = [w for w in _WIDTHS if k <= w <= manifest.count] or [k]
+    with _opened(folder, manifest, bits=4) as segment:
         largest = min(_WIDTHS[-1], manifest.count)
-
-        def load(*kinds: str) -> None:
-            for kind in kinds:
-                if kind in batches:
-                    segment.load_units(kind, batches[kind].units)
-
-        load("upper")
-        upper = measure(k)
-        load("links", "codes")
-        by_code = measure(largest)
-        load("refine")
-        refined = measure(largest)
-        load("vectors")
-        widths = [w for w in _WIDTHS if k <= w <= manifest.count] or [k]
-        means, lows = _by_width(measure, widths)
+        from_memory = functools.partial(_recall, segment, probe, reading=False)
+        _load(segment, "upper")
+        upper = from_memory(k)
+        _load(segment, "links", "codes")
+        by_code = from_memory(largest)
+        _load(segment, "refine")
+        refined = from_memory(largest)
+        means, lows = _by_width(functools.partial(_recall, segment, probe, reading=True), widths)
     coarse_means: tuple[float, ...] = ()
     coarse_lows: tuple[float, ...] = ()
     if manifest.has_coarse:
-        with Segment(folder, manifest, 0, IndexSettings(navigation_bits=2)) as segment:
-            coarse_error *= _doubt_factor(segment, probe, min(max(_DOUBT_WIDTH, k), manifest.count))
-            measure = functools.partial(_recall, segment, probe)
+        with _opened(folder, manifest, bits=2) as segment:
+            _load(segment, "upper", "links", "coarse", "codes", "refine")
+            measure = functools.partial(_recall, segment, probe, reading=True)
             coarse_means, coarse_lows = _by_width(measure, widths)
     return dataclasses.replace(
         manifest,
         calibration=dataclasses.replace(
             blank,
-            coarse_error=coarse_error,
             ef=tuple(widths),
             recall_mean=means,
             recall_low=lows,
@@ -244,35 +235,34 @@ def calibrate(folder: Path, manifest: Manifest, probe: Probe) -> Manifest:
     )
 
 
-def _doubt_factor(segment: Segment, probe: Probe, width: int) -> float:
-    """Load a segment whole; return what the re-rank really loses over what its model expects.
+def _opened(folder: Path, manifest: Manifest, *, bits: int) -> Segment:
+    """Open with room for all but the vectors: a build holds no second copy of those in memory."""
+    parts = ["links", "codes", "refine", *(["coarse"] if bits == 2 else [])]
+    wanted = sum((folder / FILES[part]).stat().st_size for part in parts)
+    settings = IndexSettings(navigation_bits=bits, rerank_reads_max=_READS_MAX)
+    return Segment(folder, manifest, wanted + _READ_BYTES, settings)
 
-    Errors of coarse codes have a part that all candidates of a query share, which changes no order,
-    and the loss grows about as the error does: so the error that the model is given is scaled until
-    it is right in the mean over the kind of query that it is most wrong about. Never made larger
-    than measured.
-    """
+
+def _load(segment: Segment, *kinds: str) -> None:
     for batch in segment.unit_batches():
-        if batch.kind in ("upper", "links", "coarse"):
+        if batch.kind in kinds:
             segment.load_units(batch.kind, batch.units)
-    k = probe.rows.shape[1]
-    by_code = segment.search(probe.queries, k, ef=width, resident_only=True)
-    for batch in segment.unit_batches():
-        segment.load_units(batch.kind, batch.units)
-    exact = segment.search(probe.queries, k, ef=width, resident_only=True)
-    lost = 1.0 - recall_of(by_code.rows, exact.rows)
-    expected = 1.0 - by_code.summary.expected_recall
-    factors = [
-        float(lost[kind :: len(KINDS)].mean())
-        / max(float(expected[kind :: len(KINDS)].mean()), 1e-6)
-        for kind in range(len(KINDS))
-    ]
-    return min(max(*factors, _DOUBT_FACTOR_MIN), 1.0)
 
 
-def _recall(segment: Segment, probe: Probe, width: int) -> NDArray[np.float64]:
-    """Recall of each held-out query, from what is resident; float64, shape (nq,)."""
-    hits = segment.search(probe.queries, probe.rows.shape[1], ef=width, resident_only=True)
+def _recall(segment: Segment, probe: Probe, width: int, *, reading: bool) -> NDArray[np.float64]:
+    """Recall of each held-out query, float64, shape (nq,).
+
+    Args:
+        reading: Score answers by their full vectors, reading them, as if all were resident. Else
+            answer from what is resident alone.
+    """
+    hits = segment.search(
+        probe.queries,
+        probe.rows.shape[1],
+        ef=width,
+        recall_target=1.0 if reading else None,
+        resident_only=not reading,
+    )
     return probe.recall_of(hits.rows)
 
 
