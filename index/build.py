@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from stoker.errors import CorruptError, InputError
 from stoker.index.equal_rows import first_of_equals, with_equals
-from stoker.index.exact import unit_rows
+from stoker.index.exact import refuse_unusable, unit_rows
 from stoker.index.generation import NoRoom
 from stoker.index.hnsw_graph import HnswGraph
 from stoker.index.hnswlib_file import read_hnswlib
@@ -32,7 +32,7 @@ __all__ = ["BuildReport", "build_segment", "check_vectors", "heat_by_row"]
 
 DIM_MAX: Final = 4096
 COUNT_MAX: Final = (1 << 32) - 2
-_CHECK_ROWS: Final = 65_536
+_CHECK_ROWS: Final = 16_384
 _LINK_ROWS: Final = 2_000
 _SEED: Final = 100
 
@@ -44,7 +44,7 @@ def check_vectors(vectors: Any) -> NDArray[Any]:
 
     Raises:
         InputError: wrong shape or kind, a dimension outside 1 to 4,096, or a value that is not
-            finite (the first such row is named).
+            finite or too long for its squared length to be (the first such row is named).
     """
     array = vectors if isinstance(vectors, np.ndarray) else np.asarray(vectors)
     if array.ndim != 2:
@@ -57,11 +57,10 @@ def check_vectors(vectors: Any) -> NDArray[Any]:
     if array.dtype not in (np.float32, np.float16):
         if array.dtype.kind not in "fiu":
             raise InputError(f"vectors: expected float32 or float16, found {array.dtype}")
-        array = array.astype(np.float32)
+        with np.errstate(over="ignore"):  # What overflows is refused below, with its row.
+            array = array.astype(np.float32)
     for start in range(0, count, _CHECK_ROWS):
-        finite = np.isfinite(array[start : start + _CHECK_ROWS]).all(axis=1)
-        if not finite.all():
-            raise InputError(f"vectors: row {start + int(np.argmin(finite))} is not finite")
+        refuse_unusable(np.ascontiguousarray(array[start : start + _CHECK_ROWS], np.float32), start)
     return array
 
 

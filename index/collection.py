@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-import stoker.kernels._core as _core
 from stoker.errors import CapacityError, InputError
 from stoker.index.answer import Question, answer
 from stoker.index.delta import Key
@@ -39,7 +38,7 @@ from stoker.index.document_values import (
     encode_metadata,
 )
 from stoker.index.documents import DocumentStore
-from stoker.index.exact import Metric
+from stoker.index.exact import Metric, refuse_unusable
 from stoker.index.filters import parse_filter
 from stoker.index.generation import IdKind, read_current
 from stoker.index.hits import Hits
@@ -175,12 +174,7 @@ class Collection:
         else:
             with np.errstate(over="ignore", invalid="ignore"):
                 checked = np.ascontiguousarray(array, dtype=np.float32)
-        row = _core.first_unusable_row(checked)
-        if row >= 0:
-            long = bool(np.isfinite(checked[row]).all())
-            raise InputError(
-                f"{what}: row {row} is {'too long for float32 distances' if long else 'not finite'}"
-            )
+        refuse_unusable(checked, what=what)
         return checked
 
     def documents(

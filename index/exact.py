@@ -11,6 +11,9 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+import stoker.kernels._core as _core
+from stoker.errors import InputError
+
 Metric = Literal["ip", "cosine", "l2"]
 METRICS: Final[tuple[Metric, ...]] = ("ip", "cosine", "l2")
 
@@ -19,6 +22,28 @@ _SLACK: Final = 16
 # Lengths whose square a float holds to its full precision, with room for small coordinates.
 _SQUARE_MIN: Final = 1e-12
 _SQUARE_MAX: Final = 1e18
+
+
+def refuse_unusable(
+    vectors: NDArray[np.float32], first_row: int = 0, what: str = "vectors"
+) -> None:
+    """Refuse a row that is not finite, or whose squared length no float holds.
+
+    Args:
+        vectors: float32, shape (n, dim), row-major.
+        first_row: The caller's number of the first one.
+        what: What the caller calls them.
+
+    Raises:
+        InputError: names the row.
+    """
+    row = _core.first_unusable_row(vectors)
+    if row >= 0:
+        long = bool(np.isfinite(vectors[row]).all())
+        raise InputError(
+            f"{what}: row {first_row + row} is "
+            f"{'too long for float32 distances' if long else 'not finite'}"
+        )
 
 
 def inverse_norms(vectors: NDArray[np.float32]) -> NDArray[np.float32]:

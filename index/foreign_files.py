@@ -189,7 +189,12 @@ def _ids(path: Path, file: Any, column: str) -> NDArray[Any]:
     if missing is not None:
         raise InputError(f"{path}: column {column!r}: row {missing} has no id")
     if found and isinstance(found[0], int):
-        return np.array(found, dtype=np.int64)
+        try:
+            return np.array(found, dtype=np.int64)
+        except OverflowError as error:
+            raise InputError(
+                f"{path}: column {column!r}: id {max(found)} does not fit a signed 64-bit integer"
+            ) from error
     ids = np.empty(len(found), dtype=object)
     ids[:] = found
     return ids

@@ -260,6 +260,10 @@ def test_parquet_brings_ids_texts_and_metadata(tmp_path: Path, points: np.ndarra
         ({"vector": [[1.0, 2.0], None]}, "row 1: expected 2 numbers"),
         ({"vector": [["a"]]}, "expected lists of numbers"),
         ({"vector": [[1.0]], "id": pyarrow.array([None], pyarrow.int64())}, "row 0 has no id"),
+        (
+            {"vector": [[1.0], [2.0]], "id": pyarrow.array([1, 2**64 - 1], pyarrow.uint64())},
+            "id 18446744073709551615 does not fit",
+        ),
     ],
 )
 def test_parquet_that_cannot_be_taken_is_refused(
@@ -279,11 +283,19 @@ def test_npy_of_another_shape_or_kind_is_refused(tmp_path: Path, array: np.ndarr
         read_foreign(path)
 
 
-def test_vectors_that_are_not_finite_are_refused_by_row(tmp_path: Path, points: np.ndarray) -> None:
-    bad = points.copy()
-    bad[17, 3] = np.nan
-    np.save(tmp_path / "v.npy", bad)
-    with pytest.raises(InputError, match="row 17"):
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [(np.nan, "not finite"), (1e300, "not finite"), (1e30, "too long for float32 distances")],
+)
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+def test_vectors_that_cannot_be_compared_are_refused_by_row(
+    tmp_path: Path, points: np.ndarray, value: float, reason: str, dtype: str
+) -> None:
+    bad = points.astype(np.float64)
+    bad[17, 3] = value
+    with np.errstate(over="ignore"):
+        np.save(tmp_path / "v.npy", bad.astype(dtype))
+    with pytest.raises(InputError, match=f"row 17 is {reason}"):
         import_foreign(tmp_path / "c", read_foreign(tmp_path / "v.npy"), metric="l2")
     assert not (tmp_path / "c").exists()
 
