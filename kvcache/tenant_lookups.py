@@ -78,6 +78,7 @@ class TenantLookups:
         self.floor = np.concatenate([self.floor, np.full(more, -2.0, np.float32)])
 
     def drop(self, slot: Slot) -> None:
+        """Forget an entry."""
         entry = self.entries.pop(slot)
         if self.by_text.get(entry.question.normal) == slot:
             del self.by_text[entry.question.normal]
@@ -100,6 +101,7 @@ class TenantLookups:
         fence: Fence,
         floor: float,
     ) -> None:
+        """Keep an entry in place of its normal form's last; the longest unused makes room."""
         previous = self.by_text.get(question.normal)
         if previous is not None:
             self.drop(previous)
@@ -118,6 +120,7 @@ class TenantLookups:
             self.holders.setdefault(result_id, set()).add(slot)
 
     def is_valid(self, slot: Slot, fence: Fence) -> bool:
+        """Return whether an entry holds for a fence."""
         return bool(
             self.generation[slot] == fence.generation and self.valid_to[slot] >= fence.change_offset
         )
@@ -141,6 +144,7 @@ class TenantLookups:
     def change(
         self, fence: Fence, *, since: int, ids: Sequence[str], vectors: NDArray[np.float32] | None
     ) -> int:
+        """Carry entries over a change, or drop those that it could alter; returns how many."""
         live, vectors_held = self.near.live, self.near.vectors
         open_rows = live & (self.generation == fence.generation)
         open_rows &= self.valid_to < fence.change_offset
@@ -160,11 +164,13 @@ class TenantLookups:
         return len(lost)
 
     def bytes(self) -> int:
+        """Return about how much memory this takes."""
         arrays = (self.generation, self.valid_to, self.floor)
         total = sum(array.nbytes for array in arrays) + self.near.bytes()
         return total + 1500 * len(self.entries)
 
     def check(self) -> None:
+        """Raise AssertionError on the first broken invariant."""
         live = {Slot(int(slot)) for slot in np.flatnonzero(self.near.live)}
         assert live == set(self.entries), (live, set(self.entries))
         assert len(self.entries) <= self.settings.reuse_entries_max
