@@ -45,6 +45,14 @@ def answer(view: View, question: Question, store: DocumentStore | None, id_kind:
     weakest part, since any of them could hold all of the true neighbors.
     """
     deadline = None if question.deadline_s is None else time.monotonic() + question.deadline_s
+    if len(view.segments) == 1 and not view.rows.live_count:
+        # The common case, one sealed segment and no change since, is one query's whole cost.
+        source = view.segments[0]
+        only = _search_segment(source, question, store, id_kind, deadline)
+        if only is not None:
+            ids = source.sealed.ids_at(only.rows, id_kind)
+            return Hits(ids, only.scores, only.lazy_summary)
+        return _merged(view, question, [], [], id_kind)
     # The delta costs no read: with a deadline it is best had first.
     sources: list[SegmentView | None] = []
     parts: list[SegmentHits] = []
@@ -109,10 +117,6 @@ def _merged(
     id_kind: IdKind,
 ) -> Hits:
     count, k = question.queries.shape[0], question.k
-    if len(parts) == 1 and sources[0] is not None:
-        # The common case, one sealed segment and no change since, is one query's whole cost.
-        only = parts[0]
-        return Hits(sources[0].sealed.ids_at(only.rows, id_kind), only.scores, only.lazy_summary)
     rows = np.full((count, k), -1, dtype=np.int64)
     scores = np.full((count, k), np.nan, dtype=np.float32)
     source_of = np.full((count, k), -1, dtype=np.int64)

@@ -25,10 +25,10 @@ from stoker.index.ids import IdLayout, IdTable
 from stoker.index.manifest import FILES, Calibration, Manifest
 from stoker.index.paged_file import PagedFile, SegmentFileCorrupt
 from stoker.index.residency import Residency
+from stoker.index.search_plan import SearchPlan, check_question, plan_search, rerank_share
 from stoker.index.segment_pages import LoadCounts, PageUnits, SegmentPages, check_crc
 from stoker.index.settings import IndexSettings
 
-K_MAX: Final = 1000
 # Columns of the native search's facts.
 FACTS: Final = (
     "expected_recall",
@@ -44,20 +44,11 @@ FACTS: Final = (
     "deadline_hit",
     "scanned",
 )
-# From this target on, answers are scored by full vectors, reading those that are not resident.
-EXACT_TARGET: Final = 0.99
 # Error of each estimate times the root of the dimension, for segments too small to measure: the
 # upper end of what was measured between 64 and 768 dimensions.
 _COARSE_ERROR: Final = 0.4
-# How much further from perfect than the target one query may expect to be without reading.
-_RERANK_SLACK: Final = 1.4
-# And how much further while earlier queries have been so much surer that the mean holds all the
-# same.
-_RERANK_CEILING: Final = 3.0
-# The re-rank's share of what the target may lose, the rest being the walk's, by the bits of the
-# codes that walks compare. After coarse ones a query settles its answer by reads, each as long as
-# the walk: then a wider walk costs less.
-_RERANK_SHARE: Final = {4: 0.5, 2: 0.75}
+# Combinations of k, width and target whose plans are kept.
+_PLANS_MAX: Final = 64
 # Threads per processor that share a batch whose queries are expected to read.
 _WAITING_FACTOR: Final = 4
 _CODE_ERROR: Final = 0.12
@@ -110,6 +101,7 @@ class Segment:
         self._closed = False
         self._lock = threading.Lock()
         self._page_hits = self._page_misses = 0
+        self._plans: dict[tuple[int, int | None, float | None], SearchPlan] = {}
         ids = IdLayout(manifest.id_kind, manifest.id_by_row_dtype, manifest.id_text_bytes)
         self.ids = IdTable(path / FILES["ids"], ids, manifest.count)
         check_crc(self.ids.file, "ids", manifest)
@@ -275,12 +267,10 @@ class Segment:
         m = self.manifest
         if queries.ndim != 2 or queries.shape[1] != m.dim:
             raise InputError(f"queries: expected shape (n, {m.dim}), found {queries.shape}")
-        if not 1 <= k <= K_MAX:
-            raise InputError(f"k: expected 1 to {K_MAX}, found {k}")
-        if ef is not None and not 1 <= ef <= 1 << 20:
-            raise InputError(f"ef: expected 1 to {1 << 20}, found {ef}")
-        if recall_target is not None and not 0 < recall_target <= 1:
-            raise InputError(f"recall_target: expected above 0 up to 1, found {recall_target}")
+        asked = (k, ef, recall_target)
+        plan = self._plans.get(asked)
+        if plan is None:
+            check_question(k, ef, recall_target)
         count = len(queries)
         if m.count == 0 or count == 0:
             return SegmentHits(
@@ -288,15 +278,23 @@ class Segment:
                 np.full((count, k), np.nan, np.float32),
                 Summary.nothing_to_do(count),
             )
-        width = self._width(k, ef, recall_target)
+        if plan is None:
+            plan = plan_search(
+                self._settings,
+                self.navigation_bits,
+                k=k,
+                width=self._width(k, ef, recall_target),
+                ef=ef,
+                recall_target=recall_target,
+                normalize=m.metric == "cosine",
+            )
+            # Replaced when full, never emptied: searches of other threads may be looking.
+            known = self._plans if len(self._plans) < _PLANS_MAX else {}
+            self._plans = {**known, asked: plan}
+        width = plan.width
         if allow is None and width >= m.count:
             # As wide as the segment: a scan looks at no more than the walk would, and at all of it.
             allow = np.packbits(np.ones(m.count, np.bool_), bitorder="little")
-        target = self._settings.recall_target if recall_target is None else recall_target
-        # The target is a mean over queries: one reads when its own expectation is further from
-        # perfect than that, by what the others make up for. The error model takes a coarse walk's
-        # candidates for all there are, so nothing is left to make up there.
-        slack = 1.0 if self.navigation_bits == 2 else _RERANK_SLACK
         rows = np.empty((count, k), np.int64)
         scores = np.empty((count, k), np.float32)
         facts = np.empty((count, len(FACTS)), np.float64)
@@ -305,20 +303,11 @@ class Segment:
             rows,
             scores,
             facts,
-            ef=width,
-            rerank_target=min(max(1.0 - slack * (1.0 - target), 0.0), 0.9999),
-            mean_loss=_RERANK_SHARE[self.navigation_bits] * (1.0 - target),
-            loss_ceiling=min(_RERANK_CEILING * (1.0 - target), 1.0),
-            # Coarse codes leave about twice as many candidates in doubt.
-            rerank_reads_max=max(self._settings.rerank_reads_max, 2 * k)
-            * (2 if self.navigation_bits == 2 else 1),
-            read_vectors=target >= EXACT_TARGET and (recall_target is not None or ef is None),
             resident_only=resident_only,
-            beam=self._settings.beam,
             deadline_s=deadline_s,
             allow=allow,
             threads=self._threads(count),
-            normalize=m.metric == "cosine",
+            **plan.options,
         )
         return SegmentHits(rows, scores, lambda: self._summarize(rows, facts, k, width))
 
@@ -331,7 +320,7 @@ class Segment:
             return max(64, 2 * k)
         target = self._settings.recall_target if recall_target is None else recall_target
         # What the re-rank leaves; calibration speaks of the worst kind of query.
-        wanted = 1.0 - (1.0 - _RERANK_SHARE[self.navigation_bits]) * (1.0 - target)
+        wanted = 1.0 - (1.0 - rerank_share(self.navigation_bits)) * (1.0 - target)
         enough = (
             width
             for width, mean in zip(calibration.ef, self._recall_by_width()[0], strict=True)

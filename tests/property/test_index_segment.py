@@ -97,7 +97,8 @@ def test_answers_are_those_of_brute_force(
         got = np.take_along_axis(found, ids[:, :met], 1)
         size = 1e-3 * (np.abs(scores).max() + 1)
         short = scores[:, :met] - got if metric != "l2" else got - scores[:, :met]
-        assert (short <= size).mean() >= 0.97
+        # The error model is one of chances: of 1,000 answers it lost one, whoever it falls upon.
+        assert (short > size).sum() <= max(1, 0.03 * short.size)
         assert (np.abs(hits.scores[:, :met] - got) <= 20 * size).all()
 
 
