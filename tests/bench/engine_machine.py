@@ -22,6 +22,7 @@ _RANDOM_READS: Final = 3_000
 _STREAM_BYTES: Final = 1 << 20
 _STREAM_READS: Final = 256
 _PROBE_S: Final = 3.0
+_MEMORY_BYTES: Final = 256 << 20
 PACKAGES: Final = (
     "stoker",
     "hnswlib",
@@ -68,6 +69,8 @@ def versions(names: Sequence[str] = PACKAGES) -> dict[str, str]:
 def probe_device(file: Path) -> dict[str, Any]:
     """Measure reads past the operating system's cache: one by one at random, then in sequence.
 
+    And how fast new memory comes, which what is read has to go to.
+
     The random ones are read twice: where the second time is much faster, something below the
     operating system (the host of a virtual machine, the device's own memory) has a cache, and
     nothing that is measured here is colder than that.
@@ -99,7 +102,25 @@ def probe_device(file: Path) -> dict[str, Any]:
         "random_4k_iops": len(first) / float(np.sum(first)),
         "random_4k_again_p50_ms": float(np.percentile(np.array(again) * 1e3, 50)),
         "sequential_mb_s": streamed / 1e6 / seconds if streamed else 0.0,
+        "new_memory_mb_s": _new_memory(),
     }
+
+
+def _new_memory() -> float:
+    """MB/s at which a process gets memory that it never had, in large pages where it may.
+
+    What is loaded needs such memory. Where a virtual machine hands its free memory back, the host
+    gives it again more slowly than a fast device reads.
+    """
+    with mmap.mmap(-1, _MEMORY_BYTES) as memory:
+        with contextlib.suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        view = np.frombuffer(memory, np.uint8)
+        began = time.perf_counter()
+        view[:: mmap.PAGESIZE] = 1
+        seconds = time.perf_counter() - began
+        del view  # the map cannot be closed while it is looked at
+    return _MEMORY_BYTES / 1e6 / seconds
 
 
 def _read_at(descriptor: int, places: list[int], length: int) -> list[float]:

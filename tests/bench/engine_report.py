@@ -141,7 +141,7 @@ def _cold(results: dict[str, Any]) -> list[str]:
     devices = []
     for name, d in part["device"].items():
         if "error" in d:
-            devices.append([name, str(d["error"]), *[""] * 4])
+            devices.append([name, str(d["error"]), *[""] * 5])
             continue
         devices.append(
             [
@@ -151,10 +151,20 @@ def _cold(results: dict[str, Any]) -> list[str]:
                 number(d["random_4k_again_p50_ms"], 3),
                 number(d["random_4k_iops"]),
                 number(d["sequential_mb_s"]),
+                number(d["new_memory_mb_s"]),
             ]
         )
     lines += table(
-        ["disk", "4 KiB p50 ms", "p99 ms", "again p50 ms", "one by one /s", "1 MiB MB/s"], devices
+        [
+            "disk",
+            "4 KiB p50 ms",
+            "p99 ms",
+            "again p50 ms",
+            "one by one /s",
+            "1 MiB MB/s",
+            "new memory MB/s",
+        ],
+        devices,
     )
     lines.append(
         "Where reading the same places again is much faster, the host caches, and cold is no "
