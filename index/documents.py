@@ -310,7 +310,7 @@ class DocumentStore:
             yield
 
     def purge_deleted(self, upto: int) -> int:
-        """Forget deletes up to offset ``upto``; only when nothing sealed holds those documents."""
+        """Forget deletes up to offset ``upto``; only when every segment was sealed after it."""
         return self._maintain(
             "DELETE FROM documents WHERE deleted = 1 AND change_offset <= ?", upto
         )

@@ -272,8 +272,10 @@ class Merger:
         """Forget what the new generation made needless; failing here loses nothing."""
         failpoint("merge.before_purge")
         try:
-            if len(generation.segments) <= 1:
-                store.purge_deleted(generation.change_offset)
+            # A segment's dead rows are those that changed after it was sealed: these deletes are
+            # what its file of dead rows is made anew from.
+            sealed = [entry.sealed_offset for entry in generation.segments]
+            store.purge_deleted(min(sealed, default=generation.change_offset))
             if not self._settings.sealed_vectors_kept:
                 store.forget_vectors(generation.change_offset)
             self._serving.remove_orphans(generation)

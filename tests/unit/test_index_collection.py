@@ -216,6 +216,26 @@ def test_a_segment_of_outdated_rows_is_rewritten(path: Path) -> None:
         assert len(collection.segment_names) == 1
 
 
+def test_dead_rows_are_made_anew_after_merges_that_kept_their_segment(path: Path) -> None:
+    with opened(path) as collection:
+        collection.upsert(range(40), np.eye(40, DIM))
+        collection.merge(full=True)
+        collection.delete([3, 4])
+        collection.merge(full=False)
+        assert len(collection.segment_names) == 1
+    for file in (path / "dead").iterdir():
+        file.unlink()
+    with opened(path) as collection:
+        assert collection.count == 38
+        assert not {3, 4} & set(collection.search(np.ones(DIM), 40).ids.tolist())
+        # Once no segment is older than a delete, it is forgotten.
+        collection.merge(full=True)
+    with opened(path) as collection:
+        assert collection.count == 38
+        store = collection._serving.store
+        assert not [change for change in store.changes(0) if change.deleted]
+
+
 def test_heat_reaches_the_build_by_the_segments_own_names(path: Path) -> None:
     seen: list[Any] = []
 
