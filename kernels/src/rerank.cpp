@@ -151,11 +151,13 @@ double Walk::expected_loss(const std::vector<Candidate>& list, std::size_t count
   if (count <= k) return 0;
   const double border = 0.5 * (static_cast<double>(list[k - 1].distance) +
                                static_cast<double>(list[k].distance));
+  // Copies of one vector have one code: which of them are members is no loss.
+  const bool tied = list[k - 1].distance == list[k].distance;
   double out = 0;
   double in = 0;
   for (std::size_t i = 0; i < count; ++i) {
     const double sigma = list[i].sigma;
-    if (sigma <= 0) continue;
+    if (sigma <= 0 || (tied && list[i].distance == list[k].distance)) continue;
     const double tail = upper_tail(std::fabs(list[i].distance - border) / sigma);
     s_.doubt[i] = tail;
     (i < k ? out : in) += tail;

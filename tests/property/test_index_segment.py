@@ -264,6 +264,25 @@ def test_recall_bounds_hold_on_queries_that_calibration_never_saw(
             assert broken <= 1 - segment.calibration.confidence + 0.03, f"ef {ef}: {broken}"
 
 
+def test_copies_of_one_vector_are_no_doubt(tmp_path: Path) -> None:
+    rng = np.random.default_rng(SEED + 7)
+    vectors = clustered(rng, 800, 96)
+    vectors[300:400] = vectors[7]
+    vectors[400:450] = vectors[8]
+    build_segment(tmp_path / "s", vectors, metric="cosine")
+    queries = (vectors[[7, 8]] + 0.05 * rng.standard_normal((2, 96))).astype(np.float32)
+    with Segment.open(tmp_path / "s") as segment:
+        for batch in segment.unit_batches():
+            if batch.kind in ("upper", "links", "codes"):
+                segment.load_units(batch.kind, batch.units)
+        hits = segment.search(queries, 10, ef=200)
+        ids = segment.ids_at(hits.rows)
+        assert ((ids[0] == 7) | ((300 <= ids[0]) & (ids[0] < 400))).all()
+        assert ((ids[1] == 8) | ((400 <= ids[1]) & (ids[1] < 450))).all()
+        assert (hits.summary.expected_recall > 0.95).all()
+        assert (hits.summary.pages_read == 0).all()
+
+
 def test_hot_rows_share_pages(tmp_path: Path) -> None:
     rng = np.random.default_rng(SEED + 3)
     vectors = clustered(rng, 4000, 64)
