@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from stoker.errors import CorruptError, InputError
 from stoker.index.equal_rows import first_of_equals, with_equals
 from stoker.index.exact import refuse_unusable, unit_rows
+from stoker.index.failed_write import let_go
 from stoker.index.generation import NoRoom
 from stoker.index.hnsw_graph import HnswGraph
 from stoker.index.hnswlib_file import read_hnswlib
@@ -174,6 +175,10 @@ def build_segment(
             progress=progress,
             graph_s=linked_s,
         )
+    except BaseException as error:
+        graph = None
+        let_go(error)
+        raise
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 

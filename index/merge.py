@@ -20,6 +20,7 @@ from stoker.errors import UnavailableError
 from stoker.index.delta import Key
 from stoker.index.document_values import DEFAULT_TENANT
 from stoker.index.documents import DocumentStore
+from stoker.index.failed_write import let_go
 from stoker.index.failpoint import failpoint
 from stoker.index.generation import (
     FILTERS_NAME,
@@ -209,6 +210,8 @@ def seal_rows(
     target = folder / SEGMENTS_NAME / name
     spool = folder / SEGMENTS_NAME / f".{name}.vectors"
     keys: list[Key] = []
+    vectors: NDArray[Any] | None = None
+    sealed: SealedSegment | None = None
     try:
         with spool.open("wb") as file:
             for part, part_vectors in rows:
@@ -219,7 +222,7 @@ def seal_rows(
         naming: Naming = (
             "plain" if all(tenant == DEFAULT_TENANT for tenant, _ in keys) else "tenant"
         )
-        vectors: NDArray[Any] = np.memmap(
+        vectors = np.memmap(
             spool, dtype=generation.vector_dtype, mode="r", shape=(len(keys), generation.dim)
         )
         names = _names(keys, naming, id_kind)
@@ -241,15 +244,15 @@ def seal_rows(
         sealed = SealedSegment.open(
             target, entry, engine=engine, memory_bytes=memory_bytes, settings=settings
         )
-        try:
-            filters = build_filters(sealed, store, id_kind)
-            write_durable(folder / FILTERS_NAME / name, filters.to_bytes())
-            fsync_folder(folder / SEGMENTS_NAME)
-        except BaseException:
-            sealed.release()
-            raise
+        filters = build_filters(sealed, store, id_kind)
+        write_durable(folder / FILTERS_NAME / name, filters.to_bytes())
+        fsync_folder(folder / SEGMENTS_NAME)
         return sealed, folder_bytes(target)
     except BaseException as error:
+        if sealed is not None:
+            sealed.release()
+        rows, vectors, sealed = (), None, None
+        let_go(error)
         for leftover in (target, *target.parent.glob(f".{name}.*")):
             shutil.rmtree(leftover, ignore_errors=True)
         (folder / FILTERS_NAME / name).unlink(missing_ok=True)

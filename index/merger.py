@@ -16,6 +16,7 @@ from pyroaring import BitMap
 
 from stoker.errors import StokerError
 from stoker.index.documents import DocumentStore
+from stoker.index.failed_write import let_go
 from stoker.index.failpoint import failpoint
 from stoker.index.generation import (
     Generation,
@@ -143,6 +144,8 @@ class Merger:
                         sealed.release()
                         if read_current(self._serving.path).number == view.generation.number:
                             remove_segment(self._serving.path, sealed.entry.name)
+                        sealed = None
+                    let_go(error)
                     if isinstance(error, OSError):
                         raise storage_error(self._serving.path, error) from error
                     raise
@@ -211,7 +214,7 @@ class Merger:
         thread.start()
         thread.join()
         if failed and not made:
-            raise failed[0]
+            raise failed.pop()  # An error in a variable of its own traceback would be a cycle.
         if failed:
             # The segment is sound and only cold.
             log.warning("index.new_segment_cold", error=str(failed[0]))

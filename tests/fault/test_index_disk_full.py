@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import gc
 import subprocess
 import sys
 from pathlib import Path
@@ -9,8 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from stoker.index.build import build_segment
 from stoker.index.collection import Collection
 from stoker.index.collection_build import build_collection
+from stoker.index.generation import NoRoom
 from stoker.index.settings import IndexSettings
 
 DIM = 32
@@ -69,3 +73,68 @@ def test_nothing_that_was_answered_is_lost(tmp_path: Path, limit: int) -> None:
         assert collection.count == 400 + int(kept)
         assert collection.contains(list(range(400))).all()
     assert refused
+
+
+class FullAt:
+    """A progress callback under which the disk is full at one step of a build."""
+
+    def __init__(self, step: str) -> None:
+        self.step = step
+        self.reached = False
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        if what == self.step:
+            self.reached = True
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def removed_but_mapped(path: Path) -> list[str]:
+    """Files under a folder that are gone, and whose space is not, since this process maps them."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return [line for line in lines if str(path) in line and line.endswith("(deleted)")]
+
+
+@pytest.mark.parametrize("step", ["gather", "link", "links", "seal", "calibrate"])
+@pytest.mark.parametrize("rows", [200, 400], ids=["in this process", "in one of its own"])
+def test_a_failed_merge_gives_its_space_back_while_its_error_is_kept(
+    tmp_path: Path, step: str, rows: int
+) -> None:
+    path = tmp_path / "c"
+    vectors = np.random.default_rng(1).standard_normal((rows, DIM)).astype(np.float32)
+    build_collection(path, vectors[: rows // 2], metric="l2")
+    full = FullAt(step)
+    gc.collect()
+    gc.disable()
+    try:
+        with Collection(path, "rw", settings=IndexSettings(merge_rows=0)) as collection:
+            collection.upsert(range(rows // 2, rows), vectors[rows // 2 :])
+            with pytest.raises(NoRoom) as failure:
+                collection.merge(full=True, progress=full)
+            assert full.reached
+            assert removed_but_mapped(path) == []
+            collection.merge(full=True)
+            collection.check()
+            assert collection.count == rows
+        assert "No space left" in str(failure.value)
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("step", ["link", "links", "seal", "calibrate"])
+def test_a_failed_build_gives_its_space_back_while_its_error_is_kept(
+    tmp_path: Path, step: str
+) -> None:
+    vectors = np.random.default_rng(1).standard_normal((300, DIM)).astype(np.float32)
+    full = FullAt(step)
+    gc.collect()
+    gc.disable()
+    try:
+        with pytest.raises(OSError, match="No space left") as failure:
+            build_segment(tmp_path / "s", vectors, progress=full)
+        assert full.reached
+        assert removed_but_mapped(tmp_path) == []
+        assert list(tmp_path.iterdir()) == []
+        build_segment(tmp_path / "s", vectors)
+        assert failure.value.errno == errno.ENOSPC
+    finally:
+        gc.enable()
