@@ -88,7 +88,7 @@ class Collection:
             engine: Opens and builds segments; the native one unless a test says otherwise.
 
         Raises:
-            InputError: no such folder, or a bare segment opened for writing.
+            InputError: no such folder, no index in it, or a bare segment opened for writing.
             WriterBusy: another process writes.
             CorruptError: CURRENT, a segment or documents.db is damaged; names file and place.
         """

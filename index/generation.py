@@ -10,13 +10,14 @@ import dataclasses
 import errno
 import os
 import re
+import shutil
 import zlib
 from pathlib import Path
 from typing import Any, Final, Literal, cast
 
 import orjson
 
-from stoker.errors import CapacityError, CorruptError, StokerError, UnavailableError
+from stoker.errors import CapacityError, CorruptError, InputError, StokerError, UnavailableError
 from stoker.index.exact import METRICS, Metric
 from stoker.index.failpoint import failpoint
 
@@ -95,6 +96,22 @@ class Generation:
 def dead_path(folder: Path, generation: int, name: str) -> Path:
     """Return the file of rows known to be dead in one segment of one generation."""
     return folder / DEAD_NAME / f"{generation}-{name}"
+
+
+def require_index(folder: Path) -> None:
+    """Refuse a folder in which there never was an index.
+
+    Raises:
+        InputError: it has neither CURRENT nor anything that `stoker repair` could make one from.
+    """
+    segments = folder / SEGMENTS_NAME
+    parts = (folder / CURRENT_NAME, folder / DOCUMENTS_NAME)
+    if any(part.exists() for part in parts) or (segments.is_dir() and any(segments.iterdir())):
+        return
+    raise InputError(
+        f"{folder}: no index is there: expected {CURRENT_NAME}, or a segment's files; `stoker "
+        "index`, `stoker import` and `build_collection` make one"
+    )
 
 
 def read_current(folder: Path) -> Generation:
@@ -191,6 +208,14 @@ def write_durable(path: Path, data: bytes, *, named: bool = False) -> None:
             failpoint("generation.after_rename")
     except OSError as error:
         raise storage_error(path, error) from error
+
+
+def remove_stray(path: Path) -> None:
+    """Remove what no generation names, if it is there: a file, or a folder in a file's place."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def fsync_folder(path: Path) -> None:

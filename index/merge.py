@@ -30,6 +30,7 @@ from stoker.index.generation import (
     Naming,
     SegmentEntry,
     fsync_folder,
+    remove_stray,
     storage_error,
     write_durable,
 )
@@ -255,7 +256,7 @@ def seal_rows(
         let_go(error)
         for leftover in (target, *target.parent.glob(f".{name}.*")):
             shutil.rmtree(leftover, ignore_errors=True)
-        (folder / FILTERS_NAME / name).unlink(missing_ok=True)
+        remove_stray(folder / FILTERS_NAME / name)
         if isinstance(error, OSError):
             raise storage_error(target, error) from error
         raise

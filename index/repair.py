@@ -33,6 +33,7 @@ from stoker.index.generation import (
     SegmentEntry,
     fsync_folder,
     read_current,
+    remove_stray,
     write_current,
     write_durable,
 )
@@ -187,7 +188,7 @@ def _rebuild_segments(
         )
         for name in damaged:
             shutil.rmtree(folder / SEGMENTS_NAME / str(name), ignore_errors=True)
-            (folder / FILTERS_NAME / str(name)).unlink(missing_ok=True)
+            remove_stray(folder / FILTERS_NAME / str(name))
         report.actions.append(f"published generation {number}")
     finally:
         for sealed in placed or healthy:

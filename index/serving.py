@@ -32,6 +32,8 @@ from stoker.index.generation import (
     Generation,
     IdKind,
     read_current,
+    remove_stray,
+    require_index,
     storage_error,
 )
 from stoker.index.sealed import SealedSegment, SegmentEngine, removable
@@ -88,6 +90,8 @@ class Serving:
         self._view: View | None = None
         self._id_kind: IdKind | None = None
         self._bare = is_bare_segment(path)
+        if not self._bare:
+            require_index(path)
         try:
             self._view = self._open_bare() if self._bare else self._open()
             self._id_kind = self._view.generation.id_kind or self._stored_id_kind()
@@ -230,11 +234,13 @@ class Serving:
 
     def give_back(self, view: View) -> None:
         """Let go of a view that `take` gave."""
-        self.drop(view)
-        with self._lock:
-            self._users -= 1
-            if self._users == 0:
-                self._unused.notify_all()
+        try:
+            self.drop(view)
+        finally:
+            with self._lock:
+                self._users -= 1
+                if self._users == 0:
+                    self._unused.notify_all()
 
     @contextlib.contextmanager
     def taken(self) -> Iterator[View]:
@@ -255,7 +261,11 @@ class Serving:
         if not sealed.release() or self.mode != "rw" or self.closed:
             return
         failpoint("merge.before_remove")
-        remove_segment(self.path, sealed.entry.name)
+        try:
+            remove_segment(self.path, sealed.entry.name)
+        except OSError as error:
+            # No fault of the search that happened to be the last; the next open tries again.
+            log.warning("index.clean_up_failed", path=str(self.path), error=str(error))
 
     def publish(self, view: View) -> None:
         """Serve ``view`` from now on."""
@@ -341,9 +351,9 @@ class Serving:
         for folder, kept in ((FILTERS_NAME, names), (DEAD_NAME, dead)):
             for path in (self.path / folder).iterdir():
                 if path.name not in kept:
-                    path.unlink(missing_ok=True)
+                    remove_stray(path)
         for path in self.path.glob(".*.new"):
-            path.unlink(missing_ok=True)
+            remove_stray(path)
 
 
 def remove_segment(folder: Path, name: str) -> None:
@@ -356,4 +366,4 @@ def remove_segment(folder: Path, name: str) -> None:
     else:
         path.unlink(missing_ok=True)
     if not path.exists():
-        (folder / FILTERS_NAME / name).unlink(missing_ok=True)
+        remove_stray(folder / FILTERS_NAME / name)

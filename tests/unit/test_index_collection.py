@@ -128,9 +128,17 @@ def test_the_first_id_settles_the_kind_of_all(path: Path) -> None:
 def test_what_is_no_collection_is_refused(tmp_path: Path, path: Path) -> None:
     with pytest.raises(InputError, match="no such folder"):
         Collection(tmp_path / "none")
-    (tmp_path / "other").mkdir()
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "notes.txt").write_text("nothing of ours")
+    (other / "segments").mkdir()
+    for mode in ("r", "rw"):
+        with pytest.raises(InputError, match=r"no index is there.*`stoker index`"):
+            Collection(other, mode)  # type: ignore[arg-type]
+    assert sorted(place.name for place in other.iterdir()) == ["notes.txt", "segments"]
+    (other / "segments" / "s00000001").mkdir()
     with pytest.raises(CorruptError, match="CURRENT: missing"):
-        Collection(tmp_path / "other")
+        Collection(other)
     with pytest.raises(InputError, match="exists already"):
         create_collection(path, dim=DIM)
     with pytest.raises(InputError, match="mode"):
@@ -501,6 +509,54 @@ def test_a_lost_segment_is_named(path: Path) -> None:
     folder.rename(path / "elsewhere")
     with pytest.raises(CorruptError, match=folder.name):
         opened(path, "r")
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["of now", "of an older generation"])
+@pytest.mark.parametrize("kind", ["dead", "filters"])
+def test_a_folder_in_the_place_of_a_derived_file_is_replaced(
+    path: Path, kind: str, named: bool
+) -> None:
+    with opened(path) as collection:
+        collection.upsert(range(20), vectors(20))
+        collection.merge()
+        collection.delete([3])
+        collection.upsert([20], vectors(1))
+        collection.merge()
+        collection.check()
+    (dead,) = (path / "dead").iterdir()
+    name = dead.name if kind == "dead" else dead.name.partition("-")[2]
+    place = path / kind / (name if named else f"9-{name}")
+    place.unlink(missing_ok=True)
+    (place / "inner").mkdir(parents=True)
+    with opened(path) as again:
+        again.check()
+        assert again.count == 20
+        assert not again.contains([3]).any()
+        again.merge(full=True)
+        assert again.count == 20
+    assert not place.exists()
+
+
+def test_a_replaced_segment_that_cannot_be_removed_fails_nobody(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(folder: Path, name: str) -> None:
+        raise PermissionError(13, "Permission denied", str(folder / name))
+
+    with opened(path) as collection:
+        collection.upsert(range(4), vectors(4))
+        collection.merge()
+        (old,) = collection.segment_names
+        with monkeypatch.context() as patch, collection._serving.taken():
+            collection.upsert([4], vectors(1))
+            collection.merge(full=True)
+            patch.setattr("stoker.index.serving.remove_segment", refuse)
+            # The last to use it is who leaves this block.
+        assert collection.count == 5
+    assert (path / "segments" / old).exists()
+    with opened(path) as again:
+        assert again.count == 5
+        assert old not in {place.name for place in (path / "segments").iterdir()}
 
 
 def test_a_change_log_from_before_the_generation_is_refused(path: Path, tmp_path: Path) -> None:
