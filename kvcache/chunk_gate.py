@@ -2,7 +2,8 @@
 
 Compares with full recompute: how far the next-token distributions are apart, how often the most
 likely token is the same, and how much more the true continuation surprises the model. Below the
-bar chunk reuse is off for that model; prefix reuse is exact and needs no gate.
+bar chunk reuse is off for that model; prefix reuse is exact and needs no gate. `gate_keeper` says
+when to measure: when a model is first seen, and from time to time after.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import dataclasses
 import json
 import os
 import random
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -68,6 +70,14 @@ class GateReport:
     def loss_gain_ratio(self) -> float:
         """How much larger the loss is with reuse, as a share of the full run's."""
         return self.loss_reused / self.loss_full - 1.0
+
+    def meets(self, settings: KvcacheSettings) -> bool:
+        """Return whether all three measures meet the bar."""
+        return (
+            self.kl_mean <= settings.kv_gate_kl_max
+            and self.agreement >= settings.kv_gate_agreement_min
+            and self.loss_gain_ratio <= settings.kv_gate_loss_gain_max
+        )
 
 
 def _log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -131,24 +141,102 @@ def measure_gate(
         agreement=agreement, loss_full=float(np.mean(losses[0])),
         loss_reused=float(np.mean(losses[1])), recompute_ratio=chosen.kv_recompute_ratio,
         choice=choice,
-        allowed=kl_mean <= chosen.kv_gate_kl_max and agreement >= chosen.kv_gate_agreement_min,
+        allowed=False,
     )  # fmt: skip
+    report = dataclasses.replace(report, allowed=report.meets(chosen))
     log.info(
         "kvcache.gate_measured", model=report.model_id, allowed=report.allowed, kl_mean=kl_mean,
-        agreement=agreement, prompts=report.prompts,
+        agreement=agreement, loss_gain_ratio=report.loss_gain_ratio, prompts=report.prompts,
     )  # fmt: skip
     return report
+
+
+def read_gate_prompts(path: Path) -> list[GatePrompt]:
+    """Read stored prompts: JSON lines with ``system``, ``chunks`` (a list) and ``continuation``.
+
+    Raises:
+        InputError: the file cannot be read, holds no prompt, or a line is none; it is named.
+    """
+    prompts = []
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: expected a file of prompts: {error}") from error
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            found = json.loads(line)
+            texts = (found["system"], *found["chunks"], found["continuation"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{path}:{number}: expected a prompt: {error!r}") from error
+        if len(texts) < 3 or not all(isinstance(text, str) and text for text in texts):
+            raise InputError(
+                f"{path}:{number}: expected texts as system, chunks and continuation, none empty"
+            )
+        prompts.append(GatePrompt(texts[0], texts[1:-1], texts[-1]))
+    if not prompts:
+        raise InputError(f"{path}: expected at least one prompt")
+    return prompts
+
+
+@dataclasses.dataclass(frozen=True)
+class GateRecord:
+    """What is kept of one model's measurements.
+
+    Attributes:
+        report: The last that came to an end; None where none has.
+        measured_at_s: When that was, in Unix time; 0 without one.
+        failed_at_s: When the last one failed that followed it; 0 where none did.
+        allowed: Measurements so far that met the bar.
+        refused: Those that did not.
+        failed: Those that came to no end.
+    """
+
+    report: GateReport | None = None
+    measured_at_s: float = 0.0
+    failed_at_s: float = 0.0
+    allowed: int = 0
+    refused: int = 0
+    failed: int = 0
+
+    def after(self, report: GateReport, *, now_s: float) -> GateRecord:
+        """Return what is to be kept once a measurement came to an end."""
+        return dataclasses.replace(
+            self,
+            report=report,
+            measured_at_s=now_s,
+            failed_at_s=0.0,
+            allowed=self.allowed + report.allowed,
+            refused=self.refused + (not report.allowed),
+        )
+
+    def after_failure(self, *, now_s: float) -> GateRecord:
+        """Return what is to be kept of one that did not; the verdict stands until it lapses."""
+        return dataclasses.replace(self, failed_at_s=now_s, failed=self.failed + 1)
 
 
 class ChunkGate:
     """Remembers, per model, whether chunks may be reused; off until it was measured.
 
+    One thread of one process writes a model's record; any may read it.
+
     Args:
-        folder: Where reports are kept, one small file a model.
+        folder: Where records are kept, one small file a model.
+        settings: How long a verdict stands, and the share to recompute that it must be of.
+        wall: Unix time.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        settings: KvcacheSettings | None = None,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
         self._folder = folder
+        self._settings = settings or KvcacheSettings()
+        self._wall = wall
         folder.mkdir(parents=True, exist_ok=True)
 
     def _path(self, model_id: str) -> Path:
@@ -157,27 +245,57 @@ class ChunkGate:
         return self._folder / f"gate-{model_id}.json"
 
     def keep(self, report: GateReport) -> None:
-        """Store a report, replacing the model's last; durable when this returns."""
-        path = self._path(report.model_id)
+        """Store a report with its time, replacing the model's last; durable when this returns."""
+        record = self.record_of(report.model_id).after(report, now_s=self._wall())
+        self.store(report.model_id, record)
+
+    def store(self, model_id: str, record: GateRecord) -> None:
+        """Store a model's record; durable when this returns."""
+        path = self._path(model_id)
         scratch = path.with_suffix(".tmp")
         with scratch.open("w") as file:
-            json.dump(dataclasses.asdict(report), file)
+            json.dump({"model_id": model_id, **dataclasses.asdict(record)}, file)
             file.flush()
             os.fsync(file.fileno())
         scratch.rename(path)
         sync_folder(self._folder)
 
-    def report_of(self, model_id: str) -> GateReport | None:
-        """Return a model's last report, or None where there is none that can be read."""
+    def record_of(self, model_id: str) -> GateRecord:
+        """Return what is kept of a model; an empty record where nothing is that can be read."""
         path = self._path(model_id)
         try:
             document = json.loads(path.read_text())
-            report = GateReport(**document)
-        except (OSError, ValueError, TypeError):
-            return None
-        return report if report.model_id == model_id else None
+            if document.pop("model_id") != model_id:
+                return GateRecord()
+            found = document.pop("report")
+            report = None if found is None else GateReport(**found)
+            record = GateRecord(report=report, **document)
+            numbers = dataclasses.astuple(dataclasses.replace(record, report=None))[1:]
+            if not all(isinstance(number, int | float) for number in numbers):
+                return GateRecord()
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            return GateRecord()
+        return record if report is None or report.model_id == model_id else GateRecord()
+
+    def report_of(self, model_id: str) -> GateReport | None:
+        """Return a model's last report, or None where there is none that can be read."""
+        return self.record_of(model_id).report
 
     def allows(self, model_id: str) -> bool:
         """Return whether chunk reuse is on for a model."""
-        report = self.report_of(model_id)
-        return report is not None and report.allowed
+        return is_open(self.record_of(model_id), now_s=self._wall(), settings=self._settings)
+
+
+def is_open(record: GateRecord, *, now_s: float, settings: KvcacheSettings) -> bool:
+    """Return whether chunks may be reused: the last verdict says so, and still stands.
+
+    A verdict is of one share to recompute, and lapses after twice ``kv_gate_every_s``: where the
+    measurements that should have followed fail, reuse does not go on for ever.
+    """
+    report = record.report
+    return (
+        report is not None
+        and report.allowed
+        and report.recompute_ratio == settings.kv_recompute_ratio
+        and now_s - record.measured_at_s <= 2 * settings.kv_gate_every_s
+    )

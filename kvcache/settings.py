@@ -145,6 +145,34 @@ class KvcacheSettings:
             "help": "Least share of equal most-likely next tokens for chunk reuse to stay on; ratio"
         },
     )
+    kv_gate_loss_gain_max: float = dataclasses.field(
+        default=0.02,
+        metadata={
+            "help": "Growth of the next-token loss above which chunk reuse is off for a model; "
+            "the loss of quality that is borne; ratio"
+        },
+    )
+    kv_gate_every_s: float = dataclasses.field(
+        default=86_400.0,
+        metadata={
+            "help": "Time after which a model's chunk reuse is measured again, on or off; a "
+            "verdict lapses after twice that; a day sees each change of model or prompts; seconds"
+        },
+    )
+    kv_gate_uses_max: int = dataclasses.field(
+        default=10_000,
+        metadata={
+            "help": "Uses of chunks after which a model is measured again though it is not time; "
+            "a few minutes of computing for ten thousand prompts; count"
+        },
+    )
+    kv_gate_retry_s: float = dataclasses.field(
+        default=600.0,
+        metadata={
+            "help": "Time before a measurement that came to no end is tried again; long enough "
+            "for whoever is told to look; seconds"
+        },
+    )
     passages_dir: str = dataclasses.field(
         default="",
         metadata={
@@ -297,10 +325,11 @@ _COUNTS = (
     "reuse_entries_max", "reuse_exact_entries_max", "reuse_tenants_max", "reuse_candidates_max",
     "reuse_text_bytes_max", "kv_bytes_max", "kv_disk_bytes_max", "slab_pages_max",
     "engine_world_size", "engine_leases_max", "hot_accesses_min", "hot_keys_max",
+    "kv_gate_uses_max",
 )  # fmt: skip
 _MORE_THAN_0 = (
     "reuse_window_s", "hot_window_s", "kv_gate_kl_max", "engine_every_s", "engine_lease_s",
-    "engine_tokens_per_s_max",
+    "engine_tokens_per_s_max", "kv_gate_loss_gain_max", "kv_gate_every_s", "kv_gate_retry_s",
 )  # fmt: skip
 STORAGES = ("float32", "float16", "int8", "int4")
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stoker.errors import ConfigError
+from stoker.kvcache.chunk_gate import ChunkGate
 from stoker.kvcache.passages import PassageStore
 from stoker.kvcache.prefix_blocks import PrefixBlocks
 from stoker.kvcache.prefix_tier import FileTier
@@ -24,6 +25,11 @@ def open_passages(folder: Path, *, model_id: str, settings: KvcacheSettings) -> 
         disk_bytes_max=settings.kv_disk_bytes_max,
         storage=settings.kv_storage,
     )
+
+
+def open_gate(folder: Path, *, settings: KvcacheSettings) -> ChunkGate:
+    """Open the gates of the models whose passages are under a folder."""
+    return ChunkGate(folder / "gates", settings=settings)
 
 
 def open_prefix_blocks(

@@ -613,6 +613,8 @@ class Engine:
                 metrics.heat_keys.set(self._parts.heat.sink.key_count)
             if self._parts.placement is not None:
                 self._show_placement(self._parts.placement)
+            if self._parts.kv is not None:
+                self._parts.kv.show_gate(metrics, self._advance)
         return metrics.page()
 
     def _show_placement(self, placement: LivePlacement) -> None:

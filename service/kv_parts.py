@@ -16,18 +16,21 @@ import structlog
 
 from stoker.errors import ConfigError, StokerError
 from stoker.index.document_values import Document
+from stoker.kvcache.chunk_gate import ChunkGate
 from stoker.kvcache.engine_warm import ContentKey, EngineWarmer
 from stoker.kvcache.field_rollback import compare_fields, rolled_back
 from stoker.kvcache.passages import PassageStore
 from stoker.kvcache.prompt_order import PromptOrder
 from stoker.kvcache.settings import KvcacheSettings
-from stoker.kvcache.tiers import open_passages
+from stoker.kvcache.tiers import open_gate, open_passages
 from stoker.prefetch.protocols import WarmSource
 from stoker.service.kv_documents import DocumentSlots
 from stoker.service.kv_events import KvEventFollower
+from stoker.service.kv_gate import Advance, show_gate
 from stoker.service.kv_lmcache import LmcachePrefetch
 from stoker.service.kv_replicas import ReplicatedMetadata, SharedLeases
 from stoker.service.kv_warm import EngineWarmLoop, PromptTokens
+from stoker.service.metrics import Metrics
 from stoker.service.passage_source import PassageSource
 from stoker.service.streams import EventLog
 
@@ -62,10 +65,12 @@ class KvParts:
         self._event_log = event_log
         self._replica = replica
         self.passages: PassageStore | None = None
+        self.gate: ChunkGate | None = None
         if settings.passages_dir:
             self.passages = open_passages(
                 Path(settings.passages_dir), model_id=settings.passages_model_id, settings=settings
             )
+            self.gate = open_gate(Path(settings.passages_dir), settings=settings)
         self.documents: DocumentSlots | None = None
         if settings.documents_bytes_max:
             self.documents = DocumentSlots(read, settings)
@@ -78,6 +83,11 @@ class KvParts:
     def warm_sources(self) -> list[WarmSource]:
         """Return what a warm-up may load beside the index."""
         return [] if self.passages is None else [PassageSource(self.passages)]
+
+    def show_gate(self, metrics: Metrics, advance: Advance) -> None:
+        """Bring the metrics of the model's gate up to date, where there is a model."""
+        if self.gate is not None:
+            show_gate(metrics, self.gate, self._settings.passages_model_id, advance)
 
     # -- documents ---------------------------------------------------------------------------
 

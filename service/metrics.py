@@ -116,6 +116,7 @@ class Metrics:
             ("decision",),
             registry=registry,
         )
+        self._add_gate()
         self.events_accepted = Counter(
             "stoker_service_accepted_events_total",
             "Events of clients made durable in the log",
@@ -175,6 +176,46 @@ class Metrics:
         )
         self.measured_hit_ratio.set(-1)
         self._add_placement()
+
+    def _add_gate(self) -> None:
+        # The label is the one model whose KV the server warms: named by a setting, never by a call.
+        registry = self.registry
+        self.gate_open = Gauge(
+            "stoker_kvcache_gate_open_state",
+            "1 while the model's stored passages may be reused at new places, else 0",
+            ("model",),
+            registry=registry,
+        )
+        self.gate_measured = Gauge(
+            "stoker_kvcache_gate_measured_timestamp_seconds",
+            "When that was last measured, in Unix time; 0 when never",
+            ("model",),
+            registry=registry,
+        )
+        self.gate_divergence = Gauge(
+            "stoker_kvcache_gate_divergence_nats",
+            "Mean KL divergence from full recompute that was measured",
+            ("model",),
+            registry=registry,
+        )
+        self.gate_agreement = Gauge(
+            "stoker_kvcache_gate_agreement_ratio",
+            "Share of positions with the same most likely token as full recompute",
+            ("model",),
+            registry=registry,
+        )
+        self.gate_loss_gain = Gauge(
+            "stoker_kvcache_gate_loss_gain_ratio",
+            "How much larger the next-token loss was than with full recompute",
+            ("model",),
+            registry=registry,
+        )
+        self.gate_measurements = Counter(
+            "stoker_kvcache_gate_measurements_total",
+            "Measurements of the model's chunk reuse, by outcome: allowed, refused, failed",
+            ("model", "outcome"),
+            registry=registry,
+        )
 
     def _add_placement(self) -> None:
         registry = self.registry

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import random
 from pathlib import Path
 
@@ -11,7 +12,13 @@ import pytest
 
 from stoker.errors import InputError
 from stoker.kvcache import small_model
-from stoker.kvcache.chunk_gate import ChunkGate, GatePrompt, GateReport, measure_gate
+from stoker.kvcache.chunk_gate import (
+    ChunkGate,
+    GatePrompt,
+    GateReport,
+    measure_gate,
+    read_gate_prompts,
+)
 from stoker.kvcache.chunk_reuse import (
     PlacedPrompt,
     encode_chunk,
@@ -20,6 +27,7 @@ from stoker.kvcache.chunk_reuse import (
     rotary_frequencies,
     run_placed,
 )
+from stoker.kvcache.gate_keeper import GateKeeper, run_chunks
 from stoker.kvcache.language_model import Kv, LanguageModel
 from stoker.kvcache.settings import KvcacheSettings
 
@@ -148,6 +156,57 @@ def test_gate_measures_and_remembers(model: LanguageModel, tmp_path: Path) -> No
     assert isinstance(gate.report_of("abc"), GateReport)
     with pytest.raises(InputError):
         gate.allows("../abc")
+
+
+def test_the_gate_decides_what_a_prompt_costs(
+    model: LanguageModel, encoded: tuple[Kv, list[Kv], list[int]], tmp_path: Path
+) -> None:
+    """Closed, the answer is the full run's; its thread's measurement opens it; a bar closes it."""
+    prefix, chunks, question = encoded
+    order = [chunks[2], chunks[0]]
+    prompts = tmp_path / "prompts.jsonl"
+    stored = {"system": SYSTEM, "chunks": CHUNKS[::-1], "continuation": QUESTION}
+    prompts.write_text(json.dumps(stored) + "\n")
+    now = [1_000.0]
+    settings = KvcacheSettings(
+        kv_gate_kl_max=10.0, kv_gate_agreement_min=0.01, kv_gate_loss_gain_max=10.0
+    )
+
+    def keeper_of(bar: KvcacheSettings) -> GateKeeper:
+        return GateKeeper(
+            ChunkGate(tmp_path / "gates", settings=bar, wall=lambda: now[0]),
+            model_id=model.model_id,
+            measure=lambda: measure_gate(model, read_gate_prompts(prompts), settings=bar),
+            settings=bar, wall=lambda: now[0],
+        )  # fmt: skip
+
+    keeper = keeper_of(settings)
+    placed = place_chunks(
+        model, prefix, order, question, recompute_ratio=settings.kv_recompute_ratio
+    )
+    full, reused = full_logits(model, placed), run_placed(model, placed).logits
+    assert float(np.abs(full - reused).max()) > 5e-3, "else nothing below could tell them apart"
+    closed = run_chunks(keeper, model, prefix, order, question, settings=settings)
+    np.testing.assert_allclose(closed.logits, full, atol=5e-4)
+    assert int(closed.cache.get_seq_length()) == len(placed.context.token_ids) + len(question)
+    assert keeper.measure_if_due() == "first"
+    opened = run_chunks(keeper, model, prefix, order, question, settings=settings)
+    np.testing.assert_allclose(opened.logits, reused, atol=1e-5)
+    # A day later the bar is one that no approximation meets.
+    now[0] += settings.kv_gate_every_s
+    strict = keeper_of(dataclasses.replace(settings, kv_gate_kl_max=1e-9))
+    assert strict.measure_if_due() == "time"
+    again = run_chunks(strict, model, prefix, order, question, settings=settings)
+    np.testing.assert_allclose(again.logits, full, atol=5e-4)
+    record = ChunkGate(tmp_path / "gates").record_of(model.model_id)
+    assert (record.allowed, record.refused, record.measured_at_s) == (1, 1, now[0])
+    for wrong in ({"model_id": "0"}, {"model_id": model.model_id, "question": []}):
+        other = GateKeeper(
+            ChunkGate(tmp_path), model_id=str(wrong["model_id"]),
+            measure=lambda: measure_gate(model, []),
+        )  # fmt: skip
+        with pytest.raises(InputError):
+            run_chunks(other, model, prefix, order, [] if "question" in wrong else question)
 
 
 def test_wrong_prompts_are_the_callers(

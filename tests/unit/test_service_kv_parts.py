@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from prometheus_client import Counter
 
 from stoker.errors import ConfigError, InputError, UnavailableError
 from stoker.index.document_values import Document
+from stoker.kvcache.chunk_gate import GateReport
 from stoker.kvcache.engine_view import AllBlocksCleared, BlockRemoved, BlockStored, EngineView
 from stoker.kvcache.engine_warm import EngineWarmer, Ticket
 from stoker.kvcache.settings import KvcacheSettings
+from stoker.kvcache.tiers import open_gate
 from stoker.kvcache.version_vector import Register
 from stoker.service.embedded_log import EmbeddedLog
 from stoker.service.kv_documents import DocumentSlots
@@ -24,6 +28,7 @@ from stoker.service.kv_replicas import (
     encode_register,
 )
 from stoker.service.kv_warm import EngineWarmLoop, PromptTokens
+from stoker.service.metrics import Metrics
 
 
 class Index:
@@ -121,6 +126,42 @@ def test_readers_and_a_writer_together() -> None:
     for reader in readers:
         reader.join()
     assert old == []
+
+
+def test_a_server_shows_what_was_measured_of_its_model(tmp_path: Path) -> None:
+    """Another process measures; the server reads its record at each look at the metrics."""
+    settings = KvcacheSettings(passages_dir=str(tmp_path), passages_model_id="abc")
+    parts = KvParts(settings, read=Index().documents, index_id=str, event_log=None, replica="one")
+    metrics = Metrics()
+    totals: dict[str, float] = {}
+
+    def advance(counter: Counter, name: str, total: float) -> None:
+        counter.inc(total - totals.get(name, 0.0))
+        totals[name] = total
+
+    def shown(name: str, **labels: str) -> float | None:
+        return metrics.registry.get_sample_value(
+            f"stoker_kvcache_gate_{name}", {"model": "abc", **labels}
+        )
+
+    parts.show_gate(metrics, advance)
+    assert (shown("open_state"), shown("measured_timestamp_seconds")) == (0.0, 0.0)
+    assert shown("divergence_nats") is None, "nothing was measured, so no number is shown"
+    report = GateReport(
+        model_id="abc", prompts=2, positions=40, kl_mean=0.02, agreement=0.95, loss_full=2.0,
+        loss_reused=2.01, recompute_ratio=settings.kv_recompute_ratio, choice="deviation",
+        allowed=True,
+    )  # fmt: skip
+    elsewhere = open_gate(tmp_path, settings=settings)
+    elsewhere.keep(report)
+    parts.show_gate(metrics, advance)
+    assert (shown("open_state"), shown("divergence_nats")) == (1.0, 0.02)
+    assert (shown("agreement_ratio"), shown("loss_gain_ratio")) == (0.95, pytest.approx(0.005))
+    elsewhere.keep(dataclasses.replace(report, kl_mean=0.7, allowed=False))
+    parts.show_gate(metrics, advance)
+    assert (shown("open_state"), shown("divergence_nats")) == (0.0, 0.7)
+    for outcome, count in (("allowed", 1.0), ("refused", 1.0), ("failed", 0.0)):
+        assert shown("measurements_total", outcome=outcome) == count
 
 
 def test_registers_survive_the_wire() -> None:
