@@ -281,7 +281,8 @@ class Collection:
             raise InputError(
                 f"ids: expected {settled}, as all ids of this collection, found {changes[0].id!r}"
             )
-        offset = store.write(changes)
+        with self._serving.taken():  # Closing waits: what is written has to be shown.
+            offset = store.write(changes)
         if self._merger is not None:
             self._merger.notice_changes()
         return offset

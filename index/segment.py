@@ -108,6 +108,7 @@ class Segment:
         self._pages = (
             SegmentPages(path, manifest, memory_bytes, settings) if manifest.count else None
         )
+        self._navigation_bits = self._pages.navigation_bits if self._pages else 0
         self._native: Any = None if self._pages is None else self._open_native(self._pages)
 
     @classmethod
@@ -224,7 +225,7 @@ class Segment:
     @property
     def navigation_bits(self) -> int:
         """Bits a dimension of the codes that walks compare, 4 or 2; 0 in an empty segment."""
-        return self._pages.navigation_bits if self._pages else 0
+        return self._navigation_bits
 
     def _require_open(self) -> SegmentPages | None:
         """The pages; None for an empty segment."""
@@ -232,6 +233,13 @@ class Segment:
         if self._closed:
             raise SegmentClosed(f"{self.path}: the segment is closed; open it again")
         return pages
+
+    def _require_native(self) -> Any:
+        """The searcher, which its caller holds: `close` may come at any moment."""
+        native = self._native
+        if native is None:
+            raise SegmentClosed(f"{self.path}: the segment is closed; open it again")
+        return native
 
     # ---- search ------------------------------------------------------------------------------
 
@@ -298,7 +306,7 @@ class Segment:
         rows = np.empty((count, k), np.int64)
         scores = np.empty((count, k), np.float32)
         facts = np.empty((count, len(FACTS)), np.float64)
-        self._native.search(
+        self._require_native().search(
             np.ascontiguousarray(queries, np.float32),
             rows,
             scores,
@@ -406,7 +414,7 @@ class Segment:
         if len(rows) == 0:
             return np.empty((0, self.dim), np.float32)
         wanted = np.ascontiguousarray(rows, np.uint32)
-        vectors, lost = self._native.vectors(wanted)
+        vectors, lost = self._require_native().vectors(wanted)
         if lost:
             raise SegmentFileCorrupt(
                 f"{self.path / FILES['vectors']}: {lost} of {len(rows)} vectors lie on damaged "
@@ -423,7 +431,7 @@ class Segment:
         For calibration: reads whatever it needs.
         """
         self._require_open()
-        code, both = self._native.estimate_errors(
+        code, both = self._require_native().estimate_errors(
             np.ascontiguousarray(query, np.float32), np.ascontiguousarray(rows, np.uint32)
         )
         return np.asarray(code), np.asarray(both)
@@ -490,7 +498,7 @@ class Segment:
         """How often searches found the page of a record in memory, and how often not."""
         if self._require_open() is None:
             return 0, 0
-        hits, misses = self._native.page_counts()
+        hits, misses = self._require_native().page_counts()
         return int(hits), int(misses)
 
     def pool_stats(self) -> dict[str, int]:

@@ -1,0 +1,139 @@
+"""Closing beside everything that can be under way: calls end or are refused, and nothing else."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from stoker.index.build import build_segment
+from stoker.index.collection import Collection
+from stoker.index.collection_build import build_collection
+from stoker.index.merge import MergeCancelled
+from stoker.index.segment import Segment, SegmentClosed
+from stoker.index.serving import CollectionClosed
+from stoker.index.settings import IndexSettings
+
+DIM = 24
+ROWS = 800
+SEGMENT_ROUNDS = 200
+COLLECTION_ROUNDS = 40
+Call = Callable[[], object]
+
+
+@pytest.fixture(scope="module")
+def vectors() -> NDArray[np.float32]:
+    return np.random.default_rng(7).standard_normal((ROWS, DIM)).astype(np.float32)
+
+
+@pytest.fixture(autouse=True)
+def interpreter_in_turns() -> Iterator[None]:
+    """Have the interpreter change threads often, so that a close comes between any two lines."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+class Callers:
+    """Threads that repeat a call each until it is refused; what they raise else is kept."""
+
+    def __init__(self, calls: list[Call], refusals: tuple[type[Exception], ...]) -> None:
+        self.faults: list[BaseException] = []
+        self._refusals = refusals
+        self._begin = threading.Barrier(len(calls) + 1)
+        self._threads = [
+            threading.Thread(target=self._repeat, args=(call,), daemon=True) for call in calls
+        ]
+        for thread in self._threads:
+            thread.start()
+        self._begin.wait()
+
+    def _repeat(self, call: Call) -> None:
+        self._begin.wait()
+        try:
+            while True:
+                call()
+        except self._refusals:
+            pass
+        except BaseException as error:
+            self.faults.append(error)
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join()
+        for fault in self.faults:
+            raise fault
+
+
+def test_a_segment_closes_beside_its_users(tmp_path: Path, vectors: NDArray[np.float32]) -> None:
+    path = tmp_path / "s"
+    build_segment(path, vectors, metric="l2")
+    rng = np.random.default_rng(3)
+    rows = np.arange(0, ROWS, 7)
+    for round_index in range(SEGMENT_ROUNDS):
+        # About a third of the pages: whoever reads evicts what others use.
+        segment = Segment.open(path, memory_bytes=70_000)
+        links = np.arange(4, dtype=np.uint32)
+
+        def load(segment: Segment = segment, links: NDArray[np.uint32] = links) -> None:
+            segment.load_units("upper", links[:1])
+            segment.load_units("vectors", links, evict=True)
+            segment.evict_units("vectors", links)
+
+        def look(segment: Segment = segment) -> None:
+            segment.resident()
+            segment.page_counts()
+            segment.pool_stats()
+
+        def search(segment: Segment = segment, start: int = round_index % 700) -> None:
+            segment.search(vectors[start : start + 3], 5, recall_target=0.99)
+
+        callers = Callers(
+            [search, search, load, look, lambda s=segment: s.vectors(rows)],  # type: ignore[misc]
+            (SegmentClosed,),
+        )
+        try:
+            for _ in range(int(rng.integers(0, 4))):
+                search()
+        finally:
+            segment.close()
+        del segment, load, look, search
+        callers.join()
+
+
+def test_a_collection_closes_beside_its_users(tmp_path: Path, vectors: NDArray[np.float32]) -> None:
+    path = tmp_path / "c"
+    build_collection(path, vectors[:100], metric="l2")
+    rng = np.random.default_rng(5)
+    settings = IndexSettings(merge_rows=30)
+    for _ in range(COLLECTION_ROUNDS):
+        collection = Collection(path, "rw", settings=settings, memory_bytes=70_000)
+        writes = iter(range(1_000_000))
+
+        def write(collection: Collection = collection, writes: object = writes) -> None:
+            at = next(writes) % 20  # type: ignore[call-overload]
+            collection.upsert(range(at * 5, at * 5 + 10), vectors[at * 5 : at * 5 + 10])
+            collection.delete([at])
+
+        def search(collection: Collection = collection) -> None:
+            found = collection.search(vectors[200:203], 5)
+            assert np.all(found.completeness == 1.0)
+
+        callers = Callers(
+            [search, search, write, lambda c=collection: c.merge(full=True)],  # type: ignore[misc]
+            (CollectionClosed, MergeCancelled),
+        )
+        try:
+            for _ in range(int(rng.integers(0, 10))):
+                search()
+        finally:
+            collection.close()
+        callers.join()
+    with Collection(path, "rw", settings=settings) as collection:
+        collection.check()
