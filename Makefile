@@ -129,7 +129,7 @@ stub-write: $(NATIVE_STAMP)
 .PHONY: sanitize
 sanitize: $(BUILD_STAMP)
 	@$(call native_tests,address$(comma)undefined,asan,)
-	@$(call native_tests,thread,tsan,-R 'pool|io|searcher')
+	@$(call native_tests,thread,tsan,-R 'pool|io|searcher|snapshot')
 
 .PHONY: native-test
 native-test: $(BUILD_STAMP) ## the native tests without sanitizers

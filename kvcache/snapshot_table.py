@@ -1,8 +1,8 @@
 """Metadata in snapshots: a writer copies what it changes, and readers never wait for it.
 
 A snapshot is an immutable set of shards. A write copies one shard and publishes a new snapshot by
-one assignment; who reads goes on with the snapshot that it has. Snapshots in use are counted, each
-reader in a place of its own, so that counting needs no lock and is exact.
+one assignment; who reads goes on with the snapshot that it has. Snapshots in use are counted by
+`SnapshotCounts` of the native core: without a lock, exact, and watched there by ThreadSanitizer.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from __future__ import annotations
 import contextlib
 import threading
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Generic, TypeVar
 
 from stoker.errors import InputError
+from stoker.kernels._core import SnapshotCounts
 
 V = TypeVar("V")
 
@@ -28,13 +29,15 @@ class Snapshot(Generic[V]):
         version: Rises with every write.
     """
 
-    __slots__ = ("_held", "_shards", "version")
+    __slots__ = ("_counts", "_shards", "_slot", "version")
 
-    def __init__(self, shards: Shards[V], version: int) -> None:
+    def __init__(
+        self, shards: Shards[V], version: int, counts: SnapshotCounts | None, slot: int
+    ) -> None:
         self._shards = shards
         self.version = version
-        # Thread -> references that it holds: each key is written by its own thread alone.
-        self._held: dict[int, int] = {}
+        self._counts = counts  # None once it is retired: the slot is another snapshot's then
+        self._slot = slot
 
     def get(self, key: str) -> V | None:
         """Return a key's value, or None."""
@@ -50,11 +53,8 @@ class Snapshot(Generic[V]):
 
     def references(self) -> int:
         """Return how many readers hold it now."""
-        while True:
-            try:
-                return sum(self._held.values())
-            except RuntimeError:  # a reader's first reference came while we summed
-                continue
+        counts = self._counts
+        return 0 if counts is None else counts.references(self._slot)
 
 
 def _shard_of(key: str, count: int) -> int:
@@ -76,32 +76,31 @@ class SnapshotTable(Generic[V]):
         if shards < 1:
             raise InputError(f"shards: expected at least 1, found {shards}")
         empty: Mapping[str, V] = MappingProxyType({})
-        self._present: Snapshot[V] = Snapshot((empty,) * shards, 0)
+        self._counts = SnapshotCounts()
+        self._present: Snapshot[V] = Snapshot((empty,) * shards, 0, self._counts, 0)
+        # Slot -> snapshot, the present one and those that are superseded and perhaps held. A reader
+        # looks only at a slot that it has counted itself in, and that one is not taken away.
+        self._at: dict[int, Snapshot[V]] = {0: self._present}
         self._shards = shards
         self._lock = threading.Lock()  # of writers
-        self._past: list[Snapshot[V]] = []  # superseded, perhaps held
         self.retired = 0
 
     def present(self) -> Snapshot[V]:
-        """Return the newest snapshot; it stays as it is for as long as the caller looks at it."""
+        """Return the newest snapshot; it stays as it is for as long as the caller looks at it.
+
+        While a write is at its end, `hold` may already give the next.
+        """
         return self._present
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[Snapshot[V]]:
         """Hold the newest snapshot: it is counted, and not retired before it is given back."""
-        me = threading.get_ident()
-        while True:
-            snapshot = self._present
-            held = snapshot._held
-            held[me] = held.get(me, 0) + 1
-            # A writer that retired it between the two lines has not seen us, so we see it.
-            if snapshot is self._present:
-                break
-            held[me] -= 1
+        counts = self._counts
+        slot = counts.acquire()
         try:
-            yield snapshot
+            yield self._at[slot]
         finally:
-            held[me] -= 1
+            counts.release(slot)
 
     def write(self, changes: Mapping[str, V | None]) -> int:
         """Write or, with None, delete keys, all at once; returns the new version."""
@@ -121,25 +120,29 @@ class SnapshotTable(Generic[V]):
                 MappingProxyType(copies[place]) if place in copies else shard
                 for place, shard in enumerate(present._shards)
             )
-            self._present = Snapshot(shards, present.version + 1)
-            self._past.append(present)
-            self._retire()
-            return present.version + 1
+            slot = self._counts.vacant()
+            snapshot = Snapshot(shards, present.version + 1, self._counts, slot)
+            self._at[slot] = snapshot
+            gone = self._counts.publish(slot)
+            self._present = snapshot
+            self._retire(gone)
+            return snapshot.version
 
-    def _retire(self) -> None:
-        kept = [snapshot for snapshot in self._past if snapshot.references()]
-        self.retired += len(self._past) - len(kept)
-        self._past = kept
+    def _retire(self, slots: Sequence[int]) -> None:
+        for slot in slots:
+            self._at.pop(slot)._counts = None
+        self.retired += len(slots)
 
     def held(self) -> int:
         """Return how many references readers hold, over all snapshots."""
         with self._lock:
-            return self._present.references() + sum(s.references() for s in self._past)
+            return sum(snapshot.references() for snapshot in self._at.values())
 
     def check(self) -> None:
         """Raise AssertionError on the first broken invariant."""
         with self._lock:
-            self._retire()
-            assert self._present.version == self.retired + len(self._past)
-            for snapshot in (self._present, *self._past):
-                assert all(count >= 0 for count in snapshot._held.values()), snapshot.version
+            self._retire(self._counts.reclaim())
+            assert self._present.version == self.retired + len(self._at) - 1
+            assert self._at[self._present._slot] is self._present
+            for slot, snapshot in self._at.items():
+                assert (snapshot._slot, snapshot._counts) == (slot, self._counts), snapshot.version

@@ -69,6 +69,32 @@ def unpack_links(pages: Annotated[NDArray[numpy.uint8], dict(shape=(None, None),
     The inverse of pack_links: uint32 ids, shape (rows, m), and uint16 counts.
     """
 
+class SnapshotCounts:
+    """
+    Who reads which version: readers count without a lock, one writer at a time.
+    """
+
+    def __init__(self) -> None:
+        """Slot 0 is present."""
+
+    def acquire(self) -> int:
+        """Take a reference to the present version; returns its slot."""
+
+    def release(self, slot: int) -> None:
+        """Give a reference back."""
+
+    def vacant(self) -> int:
+        """The slot for the next version; the same one until it is published."""
+
+    def publish(self, slot: int) -> list[int]:
+        """Make the vacant slot the present one; returns what `reclaim` does."""
+
+    def reclaim(self) -> list[int]:
+        """Superseded slots that nobody holds; each is named once."""
+
+    def references(self, slot: int) -> int:
+        """References that are counted now."""
+
 class CancelFlag:
     """A flag that stops a running load between two reads."""
 

@@ -18,6 +18,7 @@
 #include "stoker/order.hpp"
 #include "stoker/quantizer.hpp"
 #include "stoker/simd.hpp"
+#include "stoker/snapshot_counts.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -223,6 +224,22 @@ NB_MODULE(_core, m) {
       },
       "pages"_a, "rows"_a, "m"_a, nb::kw_only(), "id_bits"_a, "record_bytes"_a, "per_page"_a,
       "The inverse of pack_links: uint32 ids, shape (rows, m), and uint16 counts.");
+  // The GIL is kept: each is shorter than giving it up, and none of them waits.
+  nb::class_<stoker::SnapshotCounts>(
+      m, "SnapshotCounts",
+      "Who reads which version: readers count without a lock, one writer at a time.")
+      .def(nb::init<>(), "Slot 0 is present.")
+      .def("acquire", [](stoker::SnapshotCounts& self) { return self.acquire(); },
+           "Take a reference to the present version; returns its slot.")
+      .def("release", &stoker::SnapshotCounts::release, "slot"_a, "Give a reference back.")
+      .def("vacant", &stoker::SnapshotCounts::vacant,
+           "The slot for the next version; the same one until it is published.")
+      .def("publish", &stoker::SnapshotCounts::publish, "slot"_a,
+           "Make the vacant slot the present one; returns what `reclaim` does.")
+      .def("reclaim", &stoker::SnapshotCounts::reclaim,
+           "Superseded slots that nobody holds; each is named once.")
+      .def("references", &stoker::SnapshotCounts::references, "slot"_a,
+           "References that are counted now.");
 
   bind_pool(m);
   bind_segment(m);

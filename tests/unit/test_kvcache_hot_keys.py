@@ -182,34 +182,7 @@ def test_held_snapshots_outlive_writes_and_are_counted_exactly() -> None:
         SnapshotTable(shards=0)
 
 
-class Late(dict[int, int]):
-    """Counts of a snapshot that is superseded and retired just before a reader counts itself."""
-
-    def __init__(self, table: SnapshotTable[int]) -> None:
-        super().__init__()
-        self.table = table
-
-    def get(self, key: int, default: int = 0) -> int:  # type: ignore[override]
-        if self.table.retired == 0:
-            self.table.write({"a": 2})
-        return super().get(key, default)
-
-
-def test_a_snapshot_that_was_retired_before_it_was_counted_is_not_given() -> None:
-    table: SnapshotTable[int] = SnapshotTable()
-    retired = table.present()
-    retired._held = Late(table)
-    with table.hold() as snapshot:
-        assert table.retired == 1
-        assert snapshot is table.present()
-        assert snapshot.get("a") == 2
-        assert (retired.references(), table.held()) == (0, 1)
-    assert table.held() == 0
-    table.check()
-
-
-def test_each_reader_counts_in_a_place_of_its_own() -> None:
-    """No two threads ever write one number: that is why counting needs no lock."""
+def test_readers_of_several_threads_are_counted_together() -> None:
     table: SnapshotTable[int] = SnapshotTable()
     both = threading.Barrier(3)
     done = threading.Event()
@@ -224,12 +197,25 @@ def test_each_reader_counts_in_a_place_of_its_own() -> None:
         reader.start()
     both.wait()
     with table.hold() as snapshot, table.hold():
-        places, held = sorted(snapshot._held.values()), table.held()
+        counted, held = snapshot.references(), table.held()
     done.set()
     for reader in readers:
         reader.join()
-    assert places == [1, 1, 2]
-    assert (held, table.held()) == (4, 0)
+    assert (counted, held) == (4, 4)
+    assert (snapshot.references(), table.held()) == (0, 0)
+
+
+def test_a_retired_snapshot_counts_nobody_and_gives_its_slot_on() -> None:
+    table: SnapshotTable[int] = SnapshotTable()
+    retired = table.present()
+    table.write({"a": 1})
+    table.write({"a": 2})
+    assert table.retired == 2
+    with table.hold() as snapshot:
+        assert snapshot._slot == retired._slot, "else nothing below is shown"
+        assert (snapshot.references(), retired.references()) == (1, 0)
+        assert (snapshot.get("a"), retired.get("a")) == (2, None)
+    table.check()
 
 
 @pytest.fixture
@@ -266,7 +252,7 @@ def test_counts_stay_exact_under_readers_and_writers_at_full_speed() -> None:
                 if snapshot.references() < 1:
                     faults.append("held and not counted")
                 with table._lock:
-                    if snapshot is not table._present and snapshot not in table._past:
+                    if snapshot is not table._present and snapshot not in table._at.values():
                         faults.append("held and retired")
                 last = snapshot.version
 

@@ -156,7 +156,8 @@ def test_a_server_shows_what_was_measured_of_its_model(tmp_path: Path) -> None:
     elsewhere.keep(report)
     parts.show_gate(metrics, advance)
     assert (shown("open_state"), shown("divergence_nats")) == (1.0, 0.02)
-    assert (shown("agreement_ratio"), shown("loss_gain_ratio")) == (0.95, pytest.approx(0.005))
+    assert shown("agreement_ratio") == 0.95
+    assert shown("loss_gain_ratio") == pytest.approx(0.005)
     elsewhere.keep(dataclasses.replace(report, kl_mean=0.7, allowed=False))
     parts.show_gate(metrics, advance)
     assert (shown("open_state"), shown("divergence_nats")) == (0.0, 0.7)
