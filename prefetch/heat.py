@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from stoker.errors import InputError
 from stoker.kernels._core import EventBatch, KeyRun, KeyTable, SessionTable, content_hash
 from stoker.prefetch import heat_state
+from stoker.prefetch.coverage_curve import Coverage, RecentAccesses
 from stoker.prefetch.decay import DecayedCounts, DecayLaw
 from stoker.prefetch.event_batch import (
     ACCESS_KINDS_END,
@@ -60,6 +61,7 @@ class HeatGraph:
         self._keys: list[ContentKey] = []  # number -> (tenant, chunk id)
         self._tail: TailSketch | None = None  # only once keys had to be dropped
         self._counts = DecayedCounts(law)
+        self._recent = RecentAccesses()
         self._edges = EdgeTable(
             degree_max=config.graph_edges_per_key_max, half_life_s=config.graph_edge_half_life_s
         )
@@ -85,7 +87,8 @@ class HeatGraph:
         arrays = (self._counts.parts, self._last, self._deleted, self._rank, *self._loose)
         edges = (self._edges.targets, self._edges.weights)
         tail = 0 if self._tail is None else self._tail.memory_bytes
-        return self._table.bytes_used + tail + sum(a.nbytes for a in (*arrays, *edges))
+        lists = tail + self._recent.memory_bytes
+        return self._table.bytes_used + lists + sum(a.nbytes for a in (*arrays, *edges))
 
     @property
     def watermark_s(self) -> float:
@@ -260,6 +263,7 @@ class HeatGraph:
     def _count(self, numbers: Ints, sizes: Ints, moments: Floats, amounts: Floats) -> None:
         times = np.repeat(moments, sizes)
         alive = times > self._deleted[numbers]
+        self._recent.add(numbers, times, amounts, alive | (numbers < 0))
         if self._tail is not None:
             alive &= numbers >= 0
         if not alive.all():
@@ -311,6 +315,7 @@ class HeatGraph:
         alive = (tails >= 0) & (heads >= 0)
         self._loose = (tails[alive], heads[alive], times[alive])
         self._sessions.renumber(number)
+        self._recent.renumber(number)
 
     def _remember(self, dropped: Ints, demand: Floats) -> None:
         """Keep an estimate of each dropped key, and ask for more than theirs to come back."""
@@ -426,6 +431,25 @@ class HeatGraph:
         total = float(counts.sum())
         return float(counts[counts <= 1.0].sum()) / total if total > 0.0 else 1.0
 
+    def coverage(self, now_s: float, tenant: str | None = None) -> Coverage:
+        """Return how many of the coming accesses the hottest keys will serve, by share of demand.
+
+        Args:
+            now_s: Unix seconds; a time before the newest event counts as that event's.
+            tenant: Only this tenant's keys and accesses; None means all.
+        """
+        _, rows = self._selected(tenant)
+        asked = np.zeros(len(self._keys), dtype=bool)
+        asked[rows] = True
+        now, recent = max(now_s, self._newest()), self._recent
+        return recent.coverage(
+            self._counts.values(now, slice(0, len(self._keys))),
+            recent.amounts * self._counts.law.weight(now - recent.times_s),
+            unseen_ratio=self.unseen_ratio(now_s, tenant),
+            asked=asked,
+            deleted_s=self._deleted[: len(self._keys)],
+        )
+
     def scores(self, now_s: float, tenant: str | None = None) -> dict[ContentKey, float]:
         """Return the heat score per key, in [0, 1]; see `score` for the formula and thresholds.
 
@@ -519,6 +543,7 @@ class HeatGraph:
         if len(self._sessions) > self.settings.graph_sessions_max:
             raise InputError(f"{len(self._sessions)} sessions remembered")
         self._counts.check()
+        self._recent.check()
         self._edges.check()
 
 

@@ -1,7 +1,8 @@
 """The heat graph's state as bytes, and back.
 
-A graph that never dropped a key is written as version 2, one with a tail as version 3: an older
-Stoker reads what it can, and refuses the rest by name.
+Version 2 has neither tail nor newest accesses, version 3 a tail, version 4 the newest accesses and
+perhaps a tail. The oldest that holds what there is is written: an older Stoker reads what it can,
+and refuses the rest by name.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ if TYPE_CHECKING:
 
 _KIND = "heat graph 2"
 _KIND_TAIL = "heat graph 3"
+_KIND_RECENT = "heat graph 4"
 # In the order in which they are written.
 _ARRAYS = (
     *("count_parts", "count_landmarks", "last", "deleted", "rank", "tracker_x"),
     *("tracker_residual", "edge_targets", "edge_weights", "loose_tails", "loose_heads"),
-    *("loose_times", "tail"),
+    *("loose_times", "tail", "recent_numbers", "recent_times", "recent_amounts"),
 )
 
 
@@ -57,10 +59,17 @@ def to_snapshot(graph: HeatGraph) -> bytes:
         "loose_heads": graph._loose[1],
         "loose_times": graph._loose[2],
     }
-    if graph._tail is None:
-        return write_snapshot(_KIND, values, arrays)
-    values["tail"], arrays["tail"] = graph._tail.to_state()
-    return write_snapshot(_KIND_TAIL, values, arrays)
+    kind = _KIND
+    if graph._tail is not None:
+        kind = _KIND_TAIL
+        values["tail"], arrays["tail"] = graph._tail.to_state()
+    recent = graph._recent
+    if len(recent):
+        kind = _KIND_RECENT
+        arrays["recent_numbers"] = recent.numbers
+        arrays["recent_times"] = recent.times_s
+        arrays["recent_amounts"] = recent.amounts
+    return write_snapshot(kind, values, arrays)
 
 
 def write_snapshot(kind: str, values: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> bytes:
@@ -74,7 +83,8 @@ def read_snapshot(data: bytes) -> tuple[str, dict[str, Any], dict[str, NDArray[A
     Raises:
         SnapshotCorrupt: the bytes are damaged, or no heat graph's.
     """
-    kind = _KIND_TAIL if kind_of(data) == _KIND_TAIL else _KIND
+    claimed = kind_of(data)
+    kind = claimed if claimed in (_KIND_TAIL, _KIND_RECENT) else _KIND
     return kind, *unpack(kind, data)
 
 
@@ -84,7 +94,7 @@ def restore(graph: HeatGraph, data: bytes) -> None:
     Raises:
         SnapshotCorrupt: the bytes are damaged, or were written under other settings.
     """
-    kind, values, arrays = read_snapshot(data)
+    _, values, arrays = read_snapshot(data)
     config = graph.settings
     if values["half_lives"] != [config.heat_decay, config.heat_half_life_s]:
         raise SnapshotCorrupt(
@@ -122,7 +132,15 @@ def restore(graph: HeatGraph, data: bytes) -> None:
         graph._clock.watermark_s = values["watermark_s"]
     graph._clock.ahead = values["ahead"]
     graph.events_applied = values["events_applied"]
-    if kind == _KIND_TAIL:
+    if "recent_numbers" in arrays:
+        everything = np.ones(len(arrays["recent_numbers"]), dtype=bool)
+        graph._recent.add(
+            arrays["recent_numbers"],
+            arrays["recent_times"],
+            arrays["recent_amounts"],
+            everything,
+        )
+    if "tail" in arrays:
         graph._tail = TailSketch.from_state(
             values["tail"],
             arrays["tail"],

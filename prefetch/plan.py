@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import InputError
+from stoker.prefetch.coverage_curve import KNOWN, Coverage
 from stoker.prefetch.protocols import NAVIGATION_KINDS, NAVIGATION_STAGE, UnitBatch
 
 REASON_ALWAYS = "upper layers: every search needs them"
@@ -81,7 +82,7 @@ class WarmPlan:
         benefit_total: Expected demand over all units, planned or not (hits per unit, summed).
         predicted_hit_ratio: The share of the expected unit accesses that find their unit
             resident, see `predicted_ratio`. 0 where nothing is expected.
-        unseen_ratio: As given to `plan_warm`.
+        coverage: As given to `plan_warm`.
         unit_benefit: Mean benefit of the units offered, by source, kind and stage.
     """
 
@@ -92,7 +93,7 @@ class WarmPlan:
     planned_bytes: int
     benefit_total: float
     predicted_hit_ratio: float
-    unseen_ratio: float = 0.0
+    coverage: Coverage = KNOWN
     unit_benefit: Mapping[tuple[str, str, int], float] = field(default_factory=dict)
 
     def explain(self, source: str, kind: str, unit: int) -> str:
@@ -133,23 +134,24 @@ def byte_limit(
     return budget_bytes, SKIP_BUDGET
 
 
-def predicted_ratio(*, covered: float, total: float, unseen_ratio: float, anywhere: float) -> float:
+def predicted_ratio(*, covered: float, total: float, coverage: Coverage, anywhere: float) -> float:
     """Return the expected hit ratio, in [0, 1].
 
-    ``((1 - u) * covered + u * anywhere) / total``: of the accesses to what has been asked for
-    before, the covered share hits. Those to what never was look at each kind as often, but fall
-    anywhere in it: a kind that is resident whole serves them too.
+    ``F(covered / total) + (1 - F(1)) * anywhere / total``: what holds that share of the demand
+    serves F of the coming accesses (`Coverage.at`). Those that all demand would not serve, to what
+    has no heat, look at each kind as often, but fall anywhere in it: a kind that is resident whole
+    serves them too.
 
     Args:
         covered: Benefit of the resident units.
         total: Benefit of all units; 0 gives 0.
-        unseen_ratio: u, the share of accesses that go to chunks without heat, in [0, 1].
+        coverage: F.
         anywhere: What the resident units would bring if each were as hot as the mean of its kind.
     """
     if total <= 0.0:
         return 0.0
-    seen = min(1.0, covered / total)
-    return (1.0 - unseen_ratio) * seen + unseen_ratio * min(1.0, anywhere / total)
+    unseen = 1.0 - coverage.at(1.0)
+    return min(1.0, coverage.at(covered / total) + unseen * min(1.0, anywhere / total))
 
 
 def unit_benefit(batches: Sequence[UnitBatch]) -> dict[tuple[str, str, int], float]:
@@ -296,7 +298,7 @@ def plan_warm(
     bandwidth_bytes_s: float | None = None,
     deadline_s: float | None = None,
     round_bytes: int = 16 << 20,
-    unseen_ratio: float = 0.0,
+    coverage: Coverage = KNOWN,
 ) -> WarmPlan:
     """Choose units by stage, then by benefit, within the tighter of budget and time.
 
@@ -307,8 +309,8 @@ def plan_warm(
         deadline_s: Seconds for loading; counts only together with the bandwidth.
         round_bytes: Load calls are cut at this size; larger reads more at once, smaller keeps
             links and codes closer together when the load is cut short.
-        unseen_ratio: Share of accesses to chunks that have no heat, in [0, 1]: only for the
-            prediction, e.g. `HeatGraph.unseen_ratio`.
+        coverage: How many accesses what holds a share of the demand serves: only for the
+            prediction, e.g. `HeatGraph.coverage`.
 
     Returns:
         The plan. No unit is in it twice; the kept units are a prefix of the order above.
@@ -318,8 +320,6 @@ def plan_warm(
     """
     if round_bytes < 1:
         raise InputError(f"round_bytes must be >= 1, got {round_bytes}")
-    if not 0.0 <= unseen_ratio <= 1.0:
-        raise InputError(f"unseen_ratio must be in [0, 1], got {unseen_ratio}")
     for batch in batches:
         _check(batch)
     limit, limit_reason = byte_limit(
@@ -371,9 +371,9 @@ def plan_warm(
         predicted_hit_ratio=predicted_ratio(
             covered=covered,
             total=total,
-            unseen_ratio=unseen_ratio,
+            coverage=coverage,
             anywhere=anywhere,
         ),
-        unseen_ratio=unseen_ratio,
+        coverage=coverage,
         unit_benefit=means,
     )

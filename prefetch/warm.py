@@ -16,6 +16,7 @@ import structlog
 from numpy.typing import NDArray
 
 from stoker.errors import InputError, StokerError
+from stoker.prefetch.coverage_curve import KNOWN, Coverage
 from stoker.prefetch.plan import WarmPlan, WarmStep, plan_warm, predicted_ratio, unit_benefit
 from stoker.prefetch.protocols import (
     ContentKey,
@@ -88,7 +89,7 @@ class _Limits:
     bandwidth_bytes_s: float | None
     deadline_s: float | None
     round_bytes: int
-    unseen_ratio: float
+    coverage: Coverage
 
 
 def run_warm(
@@ -99,7 +100,7 @@ def run_warm(
     bandwidth_bytes_s: float | None = None,
     deadline_s: float | None = None,
     round_bytes: int = 16 << 20,
-    unseen_ratio: float = 0.0,
+    coverage: Coverage = KNOWN,
     progress: Progress | None = None,
     control: WarmControl | None = None,
     clock: Callable[[], float] = time.monotonic,
@@ -118,7 +119,7 @@ def run_warm(
             deadline allows.
         deadline_s: Seconds from now after which no load starts. Pauses count.
         round_bytes: See `plan_warm`.
-        unseen_ratio: See `plan_warm`.
+        coverage: See `plan_warm`.
         progress: Called with the mark of each finished stage, in this thread.
         control: Through which another thread pauses, resumes, re-prioritises or cancels it.
         clock: Monotonic seconds; passed in by tests.
@@ -133,7 +134,7 @@ def run_warm(
     started = clock()
     started_s = wall()
     sources = list(source) if isinstance(source, Sequence) else [source]
-    limits = _Limits(budget_bytes, bandwidth_bytes_s, deadline_s, round_bytes, unseen_ratio)
+    limits = _Limits(budget_bytes, bandwidth_bytes_s, deadline_s, round_bytes, coverage)
     run = _Run(sources, limits, clock, started, progress, control)
     run.plan(heat)
     run.load()
@@ -239,7 +240,7 @@ class _Run:
         return predicted_ratio(
             covered=self._covered,
             total=self._total,
-            unseen_ratio=self._limits.unseen_ratio,
+            coverage=self._limits.coverage,
             anywhere=self._anywhere,
         )
 
@@ -264,7 +265,7 @@ class _Run:
             bandwidth_bytes_s=limits.bandwidth_bytes_s,
             deadline_s=self._left_s(),
             round_bytes=limits.round_bytes,
-            unseen_ratio=limits.unseen_ratio,
+            coverage=limits.coverage,
         )
         self._steps = list(plan.steps)
         self._count(plan)
@@ -334,7 +335,7 @@ class _Run:
         self.planned_hit_ratio = predicted_ratio(
             covered=covered,
             total=self._total,
-            unseen_ratio=self._limits.unseen_ratio,
+            coverage=self._limits.coverage,
             anywhere=anywhere,
         )
 

@@ -20,6 +20,7 @@ from stoker.index.document_values import Document
 from stoker.index.hits import Hits
 from stoker.index.residency import Residency
 from stoker.index.settings import IndexSettings
+from stoker.prefetch.coverage_curve import Coverage
 from stoker.prefetch.protocols import ContentKey
 from stoker.prefetch.receipt import Receipt
 from stoker.prefetch.warm import run_warm
@@ -133,7 +134,7 @@ class Index:
             _content_keys(heat),
             budget_bytes=budget_bytes,
             deadline_s=deadline_s,
-            unseen_ratio=unseen_ratio,
+            coverage=Coverage(unseen_ratio),
             control=control,
         )
 

@@ -30,6 +30,7 @@ from stoker.index.generation import NoRoom
 from stoker.index.hits import Hits
 from stoker.kvcache.lookup import Reuse
 from stoker.kvcache.tenant_lookups import Fence
+from stoker.prefetch.coverage_curve import KNOWN, Coverage
 from stoker.prefetch.events import (
     DOCUMENT_DELETED,
     DOCUMENT_UPSERTED,
@@ -123,7 +124,7 @@ class Engine:
             settings=config.prefetch,
             receipt_path=receipt_path,
             finished=self._note_receipt,
-            unseen_ratio=self._unseen_ratio,
+            coverage=self._coverage,
         )
 
     @property
@@ -573,9 +574,9 @@ class Engine:
             return {}
         return heat.demand_for_warmup(self._wall(), wait_s=self.config.service.heat_wait_s)
 
-    def _unseen_ratio(self) -> float:
+    def _coverage(self) -> Coverage:
         heat = self._parts.heat
-        return 0.0 if heat is None else heat.unseen_ratio(self._wall())
+        return KNOWN if heat is None else heat.coverage(self._wall())
 
     def _note_receipt(self, receipt: Receipt) -> None:
         metrics = self.metrics

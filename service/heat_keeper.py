@@ -14,6 +14,7 @@ from pathlib import Path
 import structlog
 
 from stoker.errors import StokerError
+from stoker.prefetch.coverage_curve import Coverage
 from stoker.prefetch.protocols import ContentKey
 from stoker.prefetch.settings import PrefetchSettings
 from stoker.prefetch.snapshot import SnapshotCorrupt
@@ -116,9 +117,9 @@ class HeatKeeper:
             self.wait_caught_up(wait_s)
         return self.demand(now_s)
 
-    def unseen_ratio(self, now_s: float) -> float:
-        """Return the share of coming accesses that will go to chunks without heat."""
-        return self.sink.unseen_ratio(now_s)
+    def coverage(self, now_s: float) -> Coverage:
+        """Return how many of the coming accesses the hottest chunks will serve."""
+        return self.sink.coverage(now_s)
 
     def wait_caught_up(self, timeout_s: float) -> bool:
         """Wait until the heat holds what the log held when we joined; tells whether it does."""

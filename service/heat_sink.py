@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.kernels._core import EventBatch
+from stoker.prefetch.coverage_curve import Coverage
 from stoker.prefetch.events import Event
 from stoker.prefetch.heat import HeatGraph
 from stoker.prefetch.protocols import ContentKey
@@ -66,10 +67,10 @@ class HeatSink:
         with self._lock:
             return self._graph.demand(now_s, tenant)
 
-    def unseen_ratio(self, now_s: float, tenant: str | None = None) -> float:
-        """Return the share of coming accesses to chunks without heat; see `HeatGraph`."""
+    def coverage(self, now_s: float, tenant: str | None = None) -> Coverage:
+        """Return how many coming accesses the hottest chunks will serve; see `HeatGraph`."""
         with self._lock:
-            return self._graph.unseen_ratio(now_s, tenant)
+            return self._graph.coverage(now_s, tenant)
 
     @property
     def key_count(self) -> int:

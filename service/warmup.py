@@ -15,6 +15,7 @@ from typing import Any, Final
 import structlog
 
 from stoker.errors import InputError, StokerError, UnavailableError
+from stoker.prefetch.coverage_curve import KNOWN, Coverage
 from stoker.prefetch.protocols import ContentKey, WarmSource
 from stoker.prefetch.receipt import Receipt, StageMark
 from stoker.prefetch.settings import PrefetchSettings
@@ -47,7 +48,7 @@ class WarmupRunner:
         settings: PrefetchSettings,
         receipt_path: Path | None,
         finished: Callable[[Receipt], None] = lambda receipt: None,
-        unseen_ratio: Callable[[], float] = lambda: 0.0,
+        coverage: Callable[[], Coverage] = lambda: KNOWN,
     ) -> None:
         """Prepare to warm.
 
@@ -57,8 +58,8 @@ class WarmupRunner:
             page_counts: Gives (hits, misses) of the searches so far.
             receipt_path: Where the last receipt is kept; None keeps it in memory only.
             finished: Called with each receipt, in the warm-up's thread.
-            unseen_ratio: Gives the share of accesses that the heat knows nothing of, for the
-                prediction; called after ``demand``, in the warm-up's thread.
+            coverage: Gives how many accesses a share of the demand serves, for the prediction;
+                called after ``demand``, in the warm-up's thread.
         """
         self._sources = sources
         self._demand = demand
@@ -66,7 +67,7 @@ class WarmupRunner:
         self._settings = settings
         self._receipt_path = receipt_path
         self._finished = finished
-        self._unseen_ratio = unseen_ratio
+        self._coverage = coverage
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._done = threading.Event()
@@ -269,7 +270,7 @@ class WarmupRunner:
             budget_bytes=budget_bytes,
             deadline_s=deadline_s,
             round_bytes=self._settings.plan_round_bytes,
-            unseen_ratio=self._unseen_ratio() if demand else 0.0,
+            coverage=self._coverage() if demand else KNOWN,
             progress=self._note,
             control=control,
         )

@@ -271,6 +271,7 @@ class _Loader:
 
     def _warm(self, *, everything: bool) -> None:
         """Warm up as a server does: the same runner, the same source, the same heat."""
+        from stoker.prefetch.coverage_curve import KNOWN
         from stoker.prefetch.settings import PrefetchSettings
         from stoker.service.warmup import WarmupRunner
 
@@ -293,7 +294,7 @@ class _Loader:
             self._index.page_counts,
             settings=PrefetchSettings(),
             receipt_path=None,
-            unseen_ratio=lambda: 0.0 if heat is None else heat.unseen_ratio(now_s),
+            coverage=lambda: KNOWN if heat is None else heat.coverage(now_s),
         )
         runner.start(
             budget_bytes=None if everything else self._budget(),

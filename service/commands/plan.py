@@ -52,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
     """
     from stoker.errors import InputError
     from stoker.index.collection import Collection
+    from stoker.prefetch.coverage_curve import KNOWN
     from stoker.prefetch.plan import plan_warm
     from stoker.service.collection_index import CollectionIndex
 
@@ -79,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
             bandwidth_bytes_s=bandwidth,
             deadline_s=args.deadline_s,
             round_bytes=config.prefetch.plan_round_bytes,
-            unseen_ratio=graph.unseen_ratio(now_s) if graph is not None and demand else 0.0,
+            coverage=graph.coverage(now_s) if graph is not None and demand else KNOWN,
         )
         facts = _facts(plan, batches, budget, total, len(demand), time.perf_counter() - started)
         if args.explain is not None:

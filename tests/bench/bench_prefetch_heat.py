@@ -10,7 +10,7 @@ first day on). Each row switches one piece off or changes it.
 Calibration (alone with --calibration): on every trace of the shared data folder, the hit ratio that
 a receipt would predict for the most demanded 1, 5, 10 and 25 % of the keys, and the one that the
 next twentieth of the accesses has; the first fifth only fills the heat. Traces without times are
-spread over four days, as RAGPulse is.
+spread over four days, as RAGPulse is. It takes a minute or two.
 
 Entropy (alone with --entropy-accesses N): the running entropy against the exact one.
 
@@ -70,6 +70,8 @@ CALIBRATED = (
     ("Mooncake synthetic", "mooncake/synthetic_trace.jsonl", "mooncake"),
     ("multi2", "cache_traces/lirs_multi2.trace.gz", "lines"),
     ("web12", "cache_traces/cache2k_web12.trace.xz", "int32be"),
+    ("scarab", "cache_traces/scarab_scarab-recs.trace.xz", "int64be"),
+    ("orm-night", "cache_traces/cache2k_orm-night.trace.xz", "int32be"),
 )
 
 Ranker = Callable[[HeatGraph, float], dict[tuple[str, str], float]]
@@ -144,7 +146,7 @@ def calibration(trace: Trace) -> list[dict[str, float]]:
     for window, (start, end) in enumerate(itertools.pairwise(edges)):
         if window >= WINDOWS_FILLING:
             now_s = START_S + float(times[start])
-            demand, unseen = graph.demand(now_s), graph.unseen_ratio(now_s)
+            demand, coverage = graph.demand(now_s), graph.coverage(now_s)
             amounts = np.array(list(demand.values()))
             keys = np.array([int(chunk) for _, chunk in demand])
             order = np.argsort(-amounts, kind="stable")
@@ -155,7 +157,7 @@ def calibration(trace: Trace) -> list[dict[str, float]]:
                         predicted_ratio(
                             covered=float(amounts[order[:room]].sum()),
                             total=float(amounts.sum()),
-                            unseen_ratio=unseen,
+                            coverage=coverage,
                             anywhere=0.0,  # what was never asked for is not in a set of passages
                         ),
                         float(np.isin(asked, keys[order[:room]]).mean()),

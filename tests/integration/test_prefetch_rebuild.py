@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from stoker.index.collection import Collection
 from stoker.index.collection_build import build_collection
+from stoker.prefetch.coverage_curve import KNOWN
 from stoker.prefetch.events import SEARCH_PERFORMED, new_event
 from stoker.prefetch.heat import HeatGraph
 from stoker.prefetch.plan import WarmPlan, plan_warm
@@ -66,7 +67,7 @@ def warm_set(index: CollectionIndex, graph: HeatGraph | None, now_s: float) -> W
     return plan_warm(
         index.unit_batches({} if graph is None else graph.demand(now_s)),
         budget_bytes=int(BUDGET_RATIO * index.total_bytes()),
-        unseen_ratio=0.0 if graph is None else graph.unseen_ratio(now_s),
+        coverage=KNOWN if graph is None else graph.coverage(now_s),
     )
 
 

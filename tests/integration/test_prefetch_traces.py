@@ -92,7 +92,7 @@ def test_predicted_coverage_is_what_the_next_requests_have(shared_data: Path) ->
     for number, window in enumerate(windows):
         if number >= 4:  # before that the heat fills
             now_s = window[0][0]
-            demand, unseen = graph.demand(now_s), graph.unseen_ratio(now_s)
+            demand, coverage = graph.demand(now_s), graph.coverage(now_s)
             hottest = sorted(demand, key=lambda key: (-demand[key], key))
             for room in (27, 137, 274, 684):  # 1, 5, 10 and 25 % of the passages
                 warm = {chunk for _, chunk in hottest[:room]}
@@ -100,7 +100,7 @@ def test_predicted_coverage_is_what_the_next_requests_have(shared_data: Path) ->
                     predicted_ratio(
                         covered=sum(demand[key] for key in hottest[:room]),
                         total=sum(demand.values()),
-                        unseen_ratio=unseen,
+                        coverage=coverage,
                         anywhere=0.0,
                     )
                 )

@@ -254,6 +254,20 @@ def test_empty_graph_has_a_snapshot() -> None:
     assert graph.scores(T0) == {}
 
 
+def test_golden_snapshot_of_version_3_still_reads() -> None:
+    config = PrefetchSettings(heat_keys_max=15, heat_tail_buckets=16, graph_edges_per_key_max=4)
+    data = (GOLDEN / "heat-v3.snapshot").read_bytes()
+    graph = HeatGraph.from_snapshot(data, config)
+    graph.check()
+    assert graph.to_snapshot() == data
+    assert graph.events_applied == 60
+    assert graph.coverage(T0).below == ()  # it kept no accesses
+    graph.apply([event(T0 + 7200.0, "c0", "c1")])
+    assert graph.coverage(T0).accesses == 2.0
+    again = HeatGraph.from_snapshot(graph.to_snapshot(), config)
+    assert again.to_snapshot() == graph.to_snapshot()
+
+
 def test_golden_snapshot_of_version_2_still_reads() -> None:
     data = (GOLDEN / "heat-v2.snapshot").read_bytes()
     graph = HeatGraph.from_snapshot(data)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from stoker.errors import InputError
+from stoker.prefetch.coverage_curve import Coverage
 from stoker.prefetch.plan import (
     REASON_ALWAYS,
     REASON_DENSITY,
@@ -99,11 +100,11 @@ def test_explain_says_why_in_and_why_out() -> None:
 
 def test_prediction_allows_for_what_was_never_asked_for() -> None:
     plan = plan_warm(
-        [batch("vectors", 1, [6.0, 2.0, 1.0, 1.0])], budget_bytes=200, unseen_ratio=0.2
+        [batch("vectors", 1, [6.0, 2.0, 1.0, 1.0])], budget_bytes=200, coverage=Coverage(0.2)
     )
     assert plan.predicted_hit_ratio == pytest.approx(0.8 * 0.8 + 0.2 * 0.5)
     with pytest.raises(InputError, match="unseen_ratio"):
-        plan_warm([], budget_bytes=None, unseen_ratio=1.5)
+        Coverage(1.5)
 
 
 def test_unsorted_batch_is_sorted() -> None:
@@ -142,7 +143,7 @@ def test_malformed_limits_are_refused() -> None:
 def test_what_was_never_asked_for_finds_a_kind_that_is_resident_whole() -> None:
     batches = [batch("links", 1, [9.0, 9.0]), batch("vectors", 2, [1.0, 0.5, 0.5])]
     size = batches[0].unit_bytes
-    plan = plan_warm(batches, budget_bytes=3 * size, unseen_ratio=0.5)
+    plan = plan_warm(batches, budget_bytes=3 * size, coverage=Coverage(0.5))
     # Half of the accesses are to chunks without heat: their looks at links hit, and a third of
     # those at vectors.
     assert plan.predicted_hit_ratio == pytest.approx((0.5 * 19.0 + 0.5 * (18.0 + 2 / 3)) / 20.0)
