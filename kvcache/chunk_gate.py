@@ -237,7 +237,6 @@ class ChunkGate:
         self._folder = folder
         self._settings = settings or KvcacheSettings()
         self._wall = wall
-        folder.mkdir(parents=True, exist_ok=True)
 
     def _path(self, model_id: str) -> Path:
         if not model_id.isalnum():
@@ -252,6 +251,8 @@ class ChunkGate:
     def store(self, model_id: str, record: GateRecord) -> None:
         """Store a model's record; durable when this returns."""
         path = self._path(model_id)
+        # Made only here: who reads may be on a volume that cannot be written to.
+        self._folder.mkdir(parents=True, exist_ok=True)
         scratch = path.with_suffix(".tmp")
         with scratch.open("w") as file:
             json.dump({"model_id": model_id, **dataclasses.asdict(record)}, file)

@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,11 @@ import pytest
 from aiohttp import web
 
 from stoker.index.collection import Collection
+from stoker.kvcache.chunk_gate import GateReport
 from stoker.kvcache.language_model import Kv
 from stoker.kvcache.passages import PassageStore
+from stoker.kvcache.settings import KvcacheSettings
+from stoker.kvcache.tiers import open_gate
 from stoker.service.wire import Document
 
 pytest.importorskip("safetensors")
@@ -120,6 +124,9 @@ def test_passages_are_warmed_with_the_pages_and_rolled_back_by_field(
     server = started(path=path, passages_dir=tmp_path / "kv", passages_model_id="m1")
     with server.client() as client:
         client.wait_ready(60)
+        assert gate_shown(server.url) == 0.0, "nothing was measured"
+        measured(tmp_path / "kv")
+        assert gate_shown(server.url) == 1.0
         for _ in range(30):
             text_of(client, "doc")  # heat
         receipt = warmed(client)
@@ -131,6 +138,27 @@ def test_passages_are_warmed_with_the_pages_and_rolled_back_by_field(
         client.delete("other")
         assert kept() == 0
     assert "kv_block" in json.dumps(receipt)
+
+
+def measured(folder: Path) -> None:
+    """Leave a verdict where whoever runs the model leaves it."""
+    settings = KvcacheSettings()
+    report = GateReport(
+        model_id="m1", prompts=1, positions=9, kl_mean=0.1, agreement=0.9, loss_full=2.0,
+        loss_reused=2.0, recompute_ratio=settings.kv_recompute_ratio, choice="deviation",
+        allowed=True,
+    )  # fmt: skip
+    open_gate(folder, settings=settings).keep(report)
+
+
+def gate_shown(url: str) -> float:
+    """Read the gate of the server's model from its metrics page."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=30) as answer:
+        page = answer.read().decode()
+    (line,) = [row for row in page.splitlines() if row.startswith("stoker_kvcache_gate_open_state")]
+    name, _, value = line.partition(" ")
+    assert name == 'stoker_kvcache_gate_open_state{model="m1"}'
+    return float(value)
 
 
 def warmed(client: Any) -> dict[str, Any]:

@@ -198,6 +198,15 @@ def test_its_thread_measures_at_once_and_when_woken_by_uses(model: Model) -> Non
     assert ChunkGate(model.folder).record_of("abc").refused >= 1
 
 
+def test_who_only_reads_writes_nothing(tmp_path: Path) -> None:
+    gate = ChunkGate(tmp_path / "gates")
+    assert not gate.allows("abc")
+    assert gate.report_of("abc") is None
+    assert list(tmp_path.iterdir()) == []
+    gate.keep(REPORT)
+    assert gate.report_of("abc") == REPORT
+
+
 def test_what_cannot_be_read_is_measured_again(model: Model) -> None:
     model.keeper.measure_if_due()
     (path,) = model.folder.iterdir()
