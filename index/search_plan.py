@@ -16,9 +16,12 @@ _RERANK_SLACK: Final = 1.4
 # same.
 _RERANK_CEILING: Final = 3.0
 # The re-rank's share of what the target may lose, the rest being the walk's, by the bits of the
-# codes that walks compare. After coarse ones a query settles its answer by reads, each as long as
-# the walk: then a wider walk costs less.
+# codes that walks compare, where a caller chose the width. After coarse ones a query settles its
+# answer by reads, each as long as a narrow walk: then a wider one costs less.
 _RERANK_SHARE: Final = {4: 0.5, 2: 0.75}
+# Its share at least where the target chooses the width. Calibration speaks of the worst kind of
+# query, whose last few hundredths take walks that cost more than the reads that they save.
+RERANK_SHARE_MIN: Final = 0.5
 # What is lost of what the error model of coarse codes expects: all candidates of a query share a
 # part of their errors, which changes no order. Measured 0.66 and 0.74 on two sets of 100,000.
 _COARSE_LOSS: Final = 0.75
@@ -36,15 +39,11 @@ class SearchPlan(NamedTuple):
     options: dict[str, Any]
 
 
-def rerank_share(navigation_bits: int) -> float:
-    """The re-rank's share of what a target may lose, by the bits of the codes walks compare."""
-    return _RERANK_SHARE[navigation_bits]
-
-
 def plan_search(
     settings: IndexSettings,
     navigation_bits: int,
     *,
+    walk_recall: float,
     k: int,
     width: int,
     ef: int | None,
@@ -56,6 +55,7 @@ def plan_search(
     Args:
         settings: The room's settings.
         navigation_bits: Of the codes that walks compare, 4 or 2.
+        walk_recall: Calibrated mean of the walk's recall at ``width``; 1 where it is not known.
         k: Hits.
         width: Of the walk: ``ef`` where it was given.
         ef: What was asked for, or None.
@@ -67,13 +67,18 @@ def plan_search(
     # perfect than that, by what the others make up for. The error model takes a coarse walk's
     # candidates for all there are, so nothing is left to make up there.
     lost = _COARSE_LOSS if navigation_bits == 2 else 1.0
+    share = _RERANK_SHARE[navigation_bits]
+    if navigation_bits == 2 and ef is None:
+        # What the walk is seen to leave.
+        left = 1.0 - (1.0 - walk_recall) / max(1.0 - target, 1e-9)
+        share = min(max(left, RERANK_SHARE_MIN), share)
     slack = 1.0 / lost if navigation_bits == 2 else _RERANK_SLACK
     return SearchPlan(
         width,
         {
             "ef": width,
             "rerank_target": min(max(1.0 - slack * (1.0 - target), 0.0), 0.9999),
-            "mean_loss": _RERANK_SHARE[navigation_bits] * (1.0 - target) / lost,
+            "mean_loss": share * (1.0 - target) / lost,
             "loss_ceiling": min(_RERANK_CEILING * (1.0 - target) / lost, 1.0),
             # Coarse codes leave about twice as many candidates in doubt.
             "rerank_reads_max": max(settings.rerank_reads_max, 2 * k)

@@ -25,7 +25,7 @@ from stoker.index.ids import IdLayout, IdTable
 from stoker.index.manifest import FILES, Calibration, Manifest
 from stoker.index.paged_file import PagedFile, SegmentFileCorrupt
 from stoker.index.residency import Residency
-from stoker.index.search_plan import SearchPlan, check_question, plan_search, rerank_share
+from stoker.index.search_plan import RERANK_SHARE_MIN, SearchPlan, check_question, plan_search
 from stoker.index.segment_pages import LoadCounts, PageUnits, SegmentPages, check_crc
 from stoker.index.settings import IndexSettings
 
@@ -287,11 +287,13 @@ class Segment:
                 Summary.nothing_to_do(count),
             )
         if plan is None:
+            width = self._width(k, ef, recall_target)
             plan = plan_search(
                 self._settings,
                 self.navigation_bits,
+                walk_recall=self._calibrated(width, k)[1],
                 k=k,
-                width=self._width(k, ef, recall_target),
+                width=width,
                 ef=ef,
                 recall_target=recall_target,
                 normalize=m.metric == "cosine",
@@ -328,7 +330,7 @@ class Segment:
             return max(64, 2 * k)
         target = self._settings.recall_target if recall_target is None else recall_target
         # What the re-rank leaves; calibration speaks of the worst kind of query.
-        wanted = 1.0 - (1.0 - rerank_share(self.navigation_bits)) * (1.0 - target)
+        wanted = 1.0 - (1.0 - RERANK_SHARE_MIN) * (1.0 - target)
         enough = (
             width
             for width, mean in zip(calibration.ef, self._recall_by_width()[0], strict=True)

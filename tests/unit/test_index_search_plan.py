@@ -1,0 +1,52 @@
+"""What the walk and the re-rank may lose together stays within the target."""
+
+from __future__ import annotations
+
+import pytest
+
+from stoker.index.search_plan import RERANK_SHARE_MIN, plan_search
+from stoker.index.settings import IndexSettings
+
+
+def mean_loss(*, bits: int, target: float, walk_recall: float, ef: int | None) -> float:
+    plan = plan_search(
+        IndexSettings(),
+        bits,
+        walk_recall=walk_recall,
+        k=10,
+        width=100,
+        ef=ef,
+        recall_target=target,
+        normalize=False,
+    )
+    return float(plan.options["mean_loss"])
+
+
+@pytest.mark.parametrize("target", [0.8, 0.9, 0.95, 0.98])
+def test_where_the_target_chooses_the_width_the_re_rank_loses_what_the_walk_leaves(
+    target: float,
+) -> None:
+    allowed = 1.0 - target
+    # A caller's own width leaves the re-rank three quarters, whatever the walk is known to find.
+    unit = mean_loss(bits=2, target=target, walk_recall=1.0, ef=100) / 0.75
+    before = 0.0
+    for share in (RERANK_SHARE_MIN, 0.6, 0.7, 0.75, 0.9, 1.0):
+        walk_recall = 1.0 - (1.0 - share) * allowed
+        found = mean_loss(bits=2, target=target, walk_recall=walk_recall, ef=None) / unit
+        assert found * allowed + 1.0 - walk_recall <= allowed * (1 + 1e-9)
+        assert max(before, RERANK_SHARE_MIN) <= found <= 0.75 + 1e-9
+        assert found == pytest.approx(min(share, 0.75))
+        before = found
+    # Where no width that was measured is enough, the re-rank keeps its least.
+    lost = mean_loss(bits=2, target=target, walk_recall=target / 2, ef=None)
+    assert lost / unit == pytest.approx(RERANK_SHARE_MIN)
+
+
+def test_walks_on_first_codes_and_widths_that_callers_chose_keep_their_share() -> None:
+    for bits, ef in ((4, None), (4, 64), (2, 64)):
+        losses = {
+            mean_loss(bits=bits, target=0.95, walk_recall=recall, ef=ef)
+            for recall in (0.5, 0.97, 1.0)
+        }
+        assert len(losses) == 1
+    assert mean_loss(bits=2, target=1.0, walk_recall=0.99, ef=None) == 0
