@@ -48,8 +48,6 @@ def steps(seed: int, count: int) -> list[tuple[str, list[int], list[list[float]]
 def opened(path: str, engine: str) -> Collection:
     settings = IndexSettings(merge_rows=0, segments_max=3)
     chosen = brute_force_engine() if engine == "brute" else None
-    if engine == "apart":
-        sealed.APART_ROWS_MIN = 1  # Every merge builds in a process of its own.
     return Collection(path, "rw", settings=settings, engine=chosen)
 
 
@@ -97,6 +95,8 @@ if __name__ == "__main__":
     # Standard output is the test's; what is logged goes elsewhere.
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     folder, seed_text, count_text, engine_name, writers_text = sys.argv[1:]
+    if engine_name == "apart":
+        sealed.APART_ROWS_MIN = 1  # Every merge builds in a process of its own.
     with opened(folder, engine_name) as target:
         say("open")
         if int(writers_text) > 1:
