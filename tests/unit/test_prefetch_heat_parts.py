@@ -75,4 +75,4 @@ def test_a_part_that_is_damaged_missing_or_old_is_refused() -> None:
     with pytest.raises(SnapshotCorrupt, match="checksum"):
         join_heat(head, {**parts, which: bytes(damaged)})
     with pytest.raises(SnapshotCorrupt, match="checksum"):
-        read_head(head[:-20] + bytes(4) + head[-16:])
+        read_head(head[:-20] + bytes(byte ^ 1 for byte in head[-20:-16]) + head[-16:])

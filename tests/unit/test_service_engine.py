@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -638,6 +639,7 @@ def test_a_running_warm_up_is_paused_planned_anew_and_cancelled(tmp_path: Path) 
     bench = Bench(tmp_path, heat=True)
     with pytest.raises(WarmupIdle, match="nothing to pause"):
         bench.engine.steer_warm("pause")
+    bench.engine.start()
     source = bench.index.source
     source.go.clear()
     bench.engine.start_warm(WarmupRequest(None, 60.0, everything=True, wait=False))
@@ -654,8 +656,12 @@ def test_a_running_warm_up_is_paused_planned_anew_and_cancelled(tmp_path: Path) 
     bench.engine.append_events(
         [new_event("stoker.search.performed.v1", tenant="a", chunk_ids=["x"], time_s=1.8e9)]
     )
+    assert bench.parts.heat is not None
+    until_s = time.monotonic() + 60.0
+    while bench.parts.heat.sink.key_count == 0:
+        assert time.monotonic() < until_s
+        threading.Event().wait(0.002)
     bench.engine.steer_warm("reprioritise")
-    bench.engine.start()
     bench.engine.steer_warm("resume")
     bench.engine.wait_warm(60.0)
     assert bench.engine.receipt is not None
