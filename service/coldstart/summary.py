@@ -161,6 +161,10 @@ def _mean(values: Sequence[int]) -> float:
     return float(np.mean(values)) if values else 0.0
 
 
+def _half(spread: Spread) -> float:
+    return (spread.high - spread.low) / 2
+
+
 def checks(rows: Sequence[ModeRow]) -> list[Check]:
     """Hold the promises against the rows of each volume that has all three modes."""
     out: list[Check] = []
@@ -171,15 +175,16 @@ def checks(rows: Sequence[ModeRow]) -> list[Check]:
         to_all = _ratio(ours.p99_ms, whole.p99_ms)
         lag = ours.first_answer_s.median - none.first_answer_s.median
         loss = whole.recall.median - ours.recall.median
-        starts = none.first_answer_s
-        slack = max(_SLACK_S_MIN, (starts.high - starts.low) / 2)
+        # Until that answer both do the same, so what differs is the machine: the half-widths of
+        # both ranges of starts.
+        slack = max(_SLACK_S_MIN, _half(none.first_answer_s) + _half(ours.first_answer_s))
         out += [
             Check(
                 label,
                 "first answer no later than without warm-up",
                 lag <= slack,
                 f"{ours.first_answer_s.median:.3f} s against {none.first_answer_s.median:.3f} s"
-                f" (its own starts vary by ±{slack * 1e3:.0f} ms)",
+                f" (together the starts vary by ±{slack * 1e3:.0f} ms)",
             ),
             Check(
                 label,
