@@ -9,6 +9,7 @@ the server brings anyway.
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import http.client
 import ssl
@@ -62,7 +63,7 @@ _READ_BYTES = 1 << 16
 _SEARCH_SHARE = 0.9
 
 
-class _Base:
+class _Base(abc.ABC):
     """Where the server is, who asks, and how patiently."""
 
     def __init__(
@@ -100,9 +101,9 @@ class _Base:
             self._headers["Authorization"] = f"Bearer {_checked_key(key)}"
         self._begin()
 
+    @abc.abstractmethod
     def _begin(self) -> None:
         """Make what this kind of client keeps between calls."""
-        raise NotImplementedError
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r}, tenant={self.tenant!r})"  # never the key

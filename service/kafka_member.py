@@ -6,6 +6,7 @@ commits are refused. `service.kafka_group` and `service.confluent_log` add what 
 
 from __future__ import annotations
 
+import abc
 import time
 from collections.abc import Mapping, Sequence
 
@@ -17,7 +18,7 @@ from stoker.service.streams import LogUnavailable, PartitionLost, RebalanceListe
 log = structlog.get_logger(__name__)
 
 
-class KafkaMember:
+class KafkaMember(abc.ABC):
     """The client-independent half of a `streams.Consumer`. Owned by one thread.
 
     Invariant: `_next` holds exactly the partitions whose records the owner gets, each with the next
@@ -71,17 +72,17 @@ class KafkaMember:
         """How often an offset was out of range."""
         return self._resets
 
+    @abc.abstractmethod
     def _read(self, max_events: int, timeout_s: float) -> list[Record]:
         """Look into the client once, waiting at most so long."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _commit(self, offsets: Mapping[int, int]) -> None:
         """Have the client store offsets. Raises LogUnavailable with the client's error as cause."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _fenced(self, cause: BaseException | None) -> str | None:
         """Return why a commit failed where another member has the partition by now, else None."""
-        raise NotImplementedError
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
