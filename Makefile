@@ -180,10 +180,11 @@ $(VENV_STAMP):
 	@$(STEP) $(STAMPS)/pip.log "a current pip (dependency groups need 25.1)" $(BIN)/python -m pip install $(PIP_ARGS) --upgrade 'pip>=25.1'
 	@touch $@
 
-# $(1) stamp, $(2) what for, $(3) words for `requirements`
+# $(1) stamp, $(2) what for, $(3) words for `requirements`. Not compiled to bytecode: that took most of
+# the time (torch and transformers alone have 5,000 modules), and an import does it for what is used.
 define packages
 STEP_GROWS=$(VENV) $(STEP) $(STAMPS)/$(2).log "$(4)" bash -euc '$(BIN)/python -c "$$REQUIREMENTS" $(3) >$(STAMPS)/$(2).txt; \
-    $(BIN)/python -m pip install $(PIP_ARGS) -r $(STAMPS)/$(2).txt'
+    $(BIN)/python -m pip install --no-compile $(PIP_ARGS) -r $(STAMPS)/$(2).txt'
 @rm -f $(STAMPS)/$(2)-*
 @touch $(1)
 endef
