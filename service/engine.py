@@ -50,6 +50,7 @@ from stoker.service.answers import (
     WarmupStatus,
 )
 from stoker.service.bodies import DocumentRow, SearchRequest, WarmupRequest
+from stoker.service.configuration import StokerConfig
 from stoker.service.engine_parts import Parts
 from stoker.service.metrics import Metrics
 from stoker.service.placement_wiring import LivePlacement
@@ -60,7 +61,6 @@ from stoker.service.problems import (
     StorageFull,
 )
 from stoker.service.reuse_front import ReuseFront
-from stoker.service.settings import StokerConfig
 from stoker.service.streams import LogFull
 from stoker.service.warmup import WarmupRunner
 

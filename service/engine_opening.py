@@ -25,6 +25,7 @@ from stoker.errors import ConfigError, InputError, StokerError, UnavailableError
 from stoker.index.collection import Collection
 from stoker.kvcache.lookup import LookupReuse
 from stoker.service.collection_index import CollectionIndex
+from stoker.service.configuration import StokerConfig
 from stoker.service.consume import ConsumeOptions
 from stoker.service.dead_letters import DeadLetters
 from stoker.service.engine import Engine
@@ -36,7 +37,7 @@ from stoker.service.metrics import Metrics
 from stoker.service.model_record import read_model_record
 from stoker.service.placement_wiring import open_placement
 from stoker.service.publisher import Publisher
-from stoker.service.settings import ServiceSettings, StokerConfig
+from stoker.service.settings import ServiceSettings
 from stoker.service.text_model import TextModel
 
 log = structlog.get_logger(__name__)

@@ -36,7 +36,7 @@ from stoker.prefetch.protocols import (
 from stoker.prefetch.regime import Regime, regime_for
 from stoker.prefetch.settings import PrefetchSettings
 from stoker.service.collection_index import CollectionIndex
-from stoker.service.settings import StokerConfig
+from stoker.service.configuration import StokerConfig
 from stoker.service.whole_file import replace_file
 
 log = structlog.get_logger(__name__)

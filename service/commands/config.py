@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from stoker.service.settings import add_config_flags, config_from_args
+from stoker.service.configuration import add_config_flags, config_from_args
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:

@@ -68,13 +68,13 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from stoker.errors import ConfigError
+    from stoker.service.configuration import load_config
     from stoker.service.embedding import BUNDLED, Embedder, resolve_model
     from stoker.service.embedding_cache import EmbeddingCache
     from stoker.service.indexing import IndexPlan, build_index, default_cache_path
     from stoker.service.logging import configure_logging
     from stoker.service.model_record import ModelRecord, write_model_record
     from stoker.service.readers import ReadLimits
-    from stoker.service.settings import load_config
 
     configure_logging("warning")
     if args.words < 1:

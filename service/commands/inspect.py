@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stoker.service.settings import add_config_flags, config_from_args
+from stoker.service.configuration import add_config_flags, config_from_args
 
 if TYPE_CHECKING:
     from stoker.index.settings import IndexSettings

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stoker.service.settings import add_config_flags, config_from_args
+from stoker.service.configuration import add_config_flags, config_from_args
 
 if TYPE_CHECKING:
     from stoker.prefetch.heat import HeatGraph

@@ -15,7 +15,7 @@ from stoker.kvcache.reuse_evaluation import (
     pair_of,
     with_vectors,
 )
-from stoker.service.settings import add_config_flags, config_from_args
+from stoker.service.configuration import add_config_flags, config_from_args
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:

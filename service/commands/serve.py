@@ -10,7 +10,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
-from stoker.service.settings import add_config_flags, config_from_args
+from stoker.service.configuration import add_config_flags, config_from_args
 
 if TYPE_CHECKING:
     from stoker.service.engine import Engine

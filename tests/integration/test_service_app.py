@@ -25,9 +25,10 @@ from stoker.service.answers import (
     WarmupStatus,
 )
 from stoker.service.app import make_app, search_thread_count
+from stoker.service.configuration import StokerConfig
 from stoker.service.metrics import Metrics
 from stoker.service.problems import DeadlinePassed, WarmupIdle, WarmupRunning
-from stoker.service.settings import ServiceSettings, StokerConfig
+from stoker.service.settings import ServiceSettings
 
 KEY_A = "key-of-tenant-a-0123456789"
 KEY_B = "key-of-tenant-b-0123456789"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from stoker.service.settings import LoadedConfig, StokerConfig, load_config
+from stoker.service.configuration import LoadedConfig, StokerConfig, load_config
 
 COMPOSE = Path(__file__).resolve().parents[2] / "compose"
 # A version with at least two numbers: never `latest`, never only a major version.

@@ -24,6 +24,7 @@ from stoker.prefetch.events import Event, new_event
 from stoker.prefetch.protocols import LoadOutcome, UnitBatch
 from stoker.prefetch.warm import SKIP_CANCELLED
 from stoker.service.bodies import DocumentRow, SearchRequest, WarmupRequest
+from stoker.service.configuration import StokerConfig
 from stoker.service.consume import ConsumeOptions
 from stoker.service.embedded_log import EmbeddedLog
 from stoker.service.engine import Engine
@@ -39,7 +40,7 @@ from stoker.service.problems import (
     WarmupRunning,
 )
 from stoker.service.publisher import Publisher
-from stoker.service.settings import ServiceSettings, StokerConfig
+from stoker.service.settings import ServiceSettings
 from stoker.service.streams import DEAD_LETTERS_TOPIC, EVENTS_TOPIC, LogFull, TopicSpec
 from stoker.service.text_model import TextModel
 from stoker.service.warmup import read_receipt

@@ -11,9 +11,10 @@ import pytest
 
 from stoker.errors import UnavailableError
 from stoker.index.collection_build import build_collection
+from stoker.service.configuration import StokerConfig
 from stoker.service.engine_opening import open_engine
 from stoker.service.problems import FeatureOff
-from stoker.service.settings import ServiceSettings, StokerConfig
+from stoker.service.settings import ServiceSettings
 
 DIM = 8
 

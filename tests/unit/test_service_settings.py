@@ -11,15 +11,14 @@ from typing import Any, Literal
 import pytest
 
 from stoker.errors import ConfigError
-from stoker.service.setting_values import parse_value
-from stoker.service.settings import (
-    ServiceSettings,
+from stoker.service.configuration import (
     StokerConfig,
     add_config_flags,
     config_from_args,
-    is_loopback,
     load_config,
 )
+from stoker.service.setting_values import parse_value
+from stoker.service.settings import ServiceSettings, is_loopback
 
 KEY = "0123456789abcdef"
 

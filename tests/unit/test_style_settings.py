@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stoker.errors import ConfigError
-from stoker.service.settings import StokerConfig
+from stoker.service.configuration import StokerConfig
 
 ROOMS = {
     "index": "IndexSettings",
