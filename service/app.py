@@ -24,11 +24,10 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-import orjson
 import structlog
-from aiohttp import http_exceptions, web
+from aiohttp import web
 
-from stoker.errors import StokerError, UnavailableError
+from stoker.errors import UnavailableError
 from stoker.service import (
     routes_documents,
     routes_events,
@@ -37,18 +36,21 @@ from stoker.service import (
     routes_warmup,
 )
 from stoker.service.admission import Lane
+from stoker.service.body_budget import BodyBudget
+from stoker.service.connections import REFUSALS, OurFaults, ProblemRunner
 from stoker.service.engine import Engine
-from stoker.service.problems import (
-    CONTENT_TYPE,
-    BodyTooLarge,
-    KeyMissing,
-    MethodNotAllowed,
-    NotFound,
-    RequestError,
-    WarmupIdle,
-    problem_of,
+from stoker.service.problems import KeyMissing
+from stoker.service.refusals import Refusals
+from stoker.service.request_state import (
+    BODIES,
+    ENGINE,
+    LANES,
+    Bodies,
+    Lanes,
+    RequestState,
+    set_state,
+    state_of,
 )
-from stoker.service.request_state import ENGINE, LANES, Lanes, RequestState, set_state, state_of
 from stoker.service.settings import ServiceSettings
 
 log = structlog.get_logger(__name__)
@@ -61,11 +63,16 @@ _OPEN_PATHS = frozenset({"/livez", "/readyz", "/metrics", "/openapi.json"})
 
 def make_app(engine: Engine, settings: ServiceSettings) -> web.Application:
     """Build the application around an engine; the caller closes the engine."""
+    refusals = Refusals(engine.metrics, retry_after_s=settings.retry_after_s)
     app = web.Application(
-        client_max_size=settings.body_bytes_max,
-        middlewares=[_make_edge(engine, settings), _make_gate(settings)],
+        middlewares=[_make_edge(engine, settings, refusals), _make_gate(settings)]
     )
     app[ENGINE] = engine
+    app[REFUSALS] = refusals
+    app[BODIES] = Bodies(
+        search=BodyBudget("search", bytes_max=settings.bodies_bytes_max),
+        write=BodyBudget("write", bytes_max=settings.bodies_bytes_max),
+    )
     app.cleanup_ctx.extend((_error_log, _lanes))
     for routes in (
         routes_search,
@@ -78,21 +85,9 @@ def make_app(engine: Engine, settings: ServiceSettings) -> web.Application:
     return app
 
 
-class _OurFaults(logging.Filter):
-    """Keeps what is no HTTP out of the error log: a port scan must not fill it with tracebacks."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        error = record.exc_info[1] if record.exc_info else None
-        if not isinstance(error, (http_exceptions.HttpProcessingError, web.RequestPayloadError)):
-            return True
-        # Its text quotes what was sent, which may be half of a header with a key.
-        log.debug("service.request_malformed", reason=type(error).__name__)
-        return False
-
-
 async def _error_log(_app: web.Application) -> AsyncIterator[None]:
     # Taken away again: what the logging module holds, and all that it refers to, outlives us.
-    server_log, ours = logging.getLogger("aiohttp.server"), _OurFaults()
+    server_log, ours = logging.getLogger("aiohttp.server"), OurFaults()
     server_log.addFilter(ours)
     yield
     server_log.removeFilter(ours)
@@ -122,30 +117,20 @@ async def _lanes(app: web.Application) -> AsyncIterator[None]:
     lanes.close()
 
 
-def _make_edge(engine: Engine, settings: ServiceSettings) -> Any:
-    metrics = engine.metrics
-
+def _make_edge(engine: Engine, settings: ServiceSettings, refusals: Refusals) -> Any:
     @web.middleware
     async def edge(request: web.Request, handler: Handler) -> web.StreamResponse:
         given = request.headers.get("X-Request-Id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         state = RequestState(id=request_id, started=time.monotonic())
         set_state(request, state)
-        error: BaseException | None = None
         try:
             response = await handler(request)
-        except web.HTTPException as answer:
-            error = _as_ours(answer, request, settings)
-            response = _problem_response(error, request_id, settings)
-        except Exception as fault:
-            error = fault
-            response = _problem_response(fault, request_id, settings)
-        route = _route_of(request)
-        seconds = time.monotonic() - state.started
-        metrics.requests.labels(route, _method_of(request), str(response.status)).inc()
-        metrics.request_seconds.labels(route).observe(seconds)
-        if error is not None:
-            _note(error, request_id, route, metrics.refused)
+        except Exception as error:
+            response = refusals.answer(error, request, request_id)
+        finally:
+            state.release_body()
+        refusals.count(request, response.status, time.monotonic() - state.started)
         response.headers["X-Request-Id"] = request_id
         if engine.draining:
             response.force_close()
@@ -169,74 +154,6 @@ async def _send(request: web.Request, response: web.StreamResponse, wait_s: floa
             request.transport.abort()
     except ConnectionError:
         pass  # the client has gone; the library, which looks next, closes its end
-
-
-def _note(error: BaseException, request_id: str, route: str, refused: Any) -> None:
-    problem = problem_of(error)
-    refused.labels(problem.kind).inc()
-    if isinstance(error, StokerError) and problem.status < 500:
-        log.debug(
-            "service.request_refused", request_id=request_id, route=route, reason=problem.kind
-        )
-    elif isinstance(error, StokerError):
-        log.warning(
-            "service.request_failed",
-            request_id=request_id,
-            route=route,
-            reason=problem.kind,
-            detail=str(error),
-        )
-    else:
-        log.error("service.request_broken", request_id=request_id, route=route, exc_info=error)
-
-
-def _problem_response(
-    error: BaseException, request_id: str, settings: ServiceSettings
-) -> web.Response:
-    problem = problem_of(error, request_id)
-    headers = {}
-    if problem.status in (409, 429, 503) and not isinstance(error, WarmupIdle):
-        headers["Retry-After"] = str(settings.retry_after_s)
-    if problem.status == 401:
-        headers["WWW-Authenticate"] = 'Bearer realm="stoker"'
-    if isinstance(error, MethodNotAllowed) and error.where:
-        headers["Allow"] = error.where
-    return web.Response(
-        status=problem.status,
-        body=orjson.dumps(problem.to_dict()),
-        content_type=CONTENT_TYPE,
-        headers=headers,
-    )
-
-
-def _as_ours(
-    answer: web.HTTPException, request: web.Request, settings: ServiceSettings
-) -> StokerError:
-    """Turn aiohttp's own refusals into ours, so that every error is a problem document."""
-    if isinstance(answer, web.HTTPMethodNotAllowed):
-        allowed = ", ".join(sorted(answer.allowed_methods))
-        return MethodNotAllowed(
-            f"{request.path} takes {allowed}, found {request.method}", where=allowed
-        )
-    if isinstance(answer, web.HTTPRequestEntityTooLarge):
-        return BodyTooLarge(
-            f"the body is above {settings.body_bytes_max} bytes (service.body_bytes_max)",
-            where="body",
-        )
-    if isinstance(answer, web.HTTPNotFound):
-        return NotFound(f"nothing is served under {request.path}", where=request.path)
-    return RequestError(f"{answer.status} {answer.reason}", where=request.path)
-
-
-def _route_of(request: web.Request) -> str:
-    resource = request.match_info.route.resource
-    return "unmatched" if resource is None else resource.canonical
-
-
-def _method_of(request: web.Request) -> str:
-    # A label is of a closed set; anybody may send any word as a method.
-    known = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
-    return request.method if request.method in known else "other"
 
 
 def _make_gate(settings: ServiceSettings) -> Any:
@@ -293,13 +210,7 @@ async def serve(
     finished = True
     loop = asyncio.get_running_loop()
     app = make_app(engine, settings)
-    runner = web.AppRunner(
-        app,
-        access_log=None,
-        handle_signals=False,
-        shutdown_timeout=1.0,
-        keepalive_timeout=settings.connection_idle_s,
-    )
+    runner = ProblemRunner(app, shutdown_timeout=1.0, keepalive_timeout=settings.connection_idle_s)
     try:
         await runner.setup()
         site = web.TCPSite(runner, settings.host, settings.port, reuse_address=True)

@@ -60,6 +60,12 @@ class Metrics:
             ("lane",),
             registry=registry,
         )
+        self.body_bytes = Gauge(
+            "stoker_service_body_bytes",
+            "Bytes of request bodies that are being worked on, by lane",
+            ("lane",),
+            registry=registry,
+        )
         self.ready = Gauge(
             "stoker_service_ready_state", "1 when /readyz is open, else 0", registry=registry
         )

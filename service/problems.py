@@ -130,6 +130,10 @@ class TooManyRequests(ServiceError, CapacityError):
     """The queue of waiting requests is full."""
 
 
+class BodiesFull(TooManyRequests):
+    """The bodies of the requests that are being worked on leave no room for this one."""
+
+
 class WarmupRunning(ServiceError, CapacityError):
     """A warm-up runs already; only one runs at a time."""
 
@@ -219,6 +223,10 @@ PROBLEMS: tuple[ProblemRow, ...] = (
     ProblemRow(
         MediaTypeUnsupported, "media-type", 415, "The body's media type is not taken here",
         "send application/json", MediaTypeUnsupported,
+    ),
+    ProblemRow(
+        BodiesFull, "bodies-full", 429, "Too many bytes of requests at once",
+        "retry after the seconds in Retry-After, or send smaller bodies", BodiesFull,
     ),
     ProblemRow(
         TooManyRequests, "too-many-requests", 429, "Too many requests at once",

@@ -11,8 +11,15 @@ import orjson
 from aiohttp import web
 
 from stoker.service.admission import Lane
+from stoker.service.body_budget import BodyBudget, BodyHold
 from stoker.service.engine import Engine
-from stoker.service.problems import MediaTypeUnsupported, RequestError, TenantForbidden
+from stoker.service.problems import (
+    BodyTooLarge,
+    MediaTypeUnsupported,
+    RequestError,
+    TenantForbidden,
+)
+from stoker.service.settings import ServiceSettings
 
 T = TypeVar("T")
 
@@ -49,8 +56,21 @@ class Lanes:
             lane.close()
 
 
+@dataclass(frozen=True)
+class Bodies:
+    """What bodies may take in memory. Writes cannot take the room of searches."""
+
+    search: BodyBudget
+    write: BodyBudget
+
+    def each(self) -> tuple[BodyBudget, ...]:
+        """Return all budgets."""
+        return (self.search, self.write)
+
+
 ENGINE: web.AppKey[Engine] = web.AppKey("engine", Engine)
 LANES: web.AppKey[Lanes] = web.AppKey("lanes", Lanes)
+BODIES: web.AppKey[Bodies] = web.AppKey("bodies", Bodies)
 
 
 @dataclass
@@ -62,12 +82,22 @@ class RequestState:
         started: When it arrived, `time.monotonic()` seconds.
         tenant: The tenant that its key belongs to; None where it carries none, or the operator's.
         operator: Whether it may act for every tenant.
+        body: What its body takes of the budget; None while none is read.
     """
 
     id: str
     started: float
     tenant: str | None = None
     operator: bool = False
+    body: BodyHold | None = None
+
+    def release_body(self) -> None:
+        """Give the room of its body back: the work is done, or given up.
+
+        What a thread still does after its deadline is bounded by the number of threads.
+        """
+        if self.body is not None:
+            self.body.release()
 
 
 _STATE: web.RequestKey[RequestState] = web.RequestKey("state", RequestState)
@@ -83,11 +113,18 @@ def state_of(request: web.Request) -> RequestState:
     return request[_STATE]
 
 
-async def read_body(request: web.Request, types: frozenset[str] = JSON_TYPES) -> bytes:
-    """Read a request's body within the write deadline.
+async def read_body(
+    request: web.Request, budget: BodyBudget, types: frozenset[str] = JSON_TYPES
+) -> bytes:
+    """Read a request's body within the write deadline; the edge gives its room back.
+
+    Args:
+        budget: What such bodies may take together.
 
     Raises:
         MediaTypeUnsupported: its type is not one of ``types``.
+        BodyTooLarge: it is longer than `service.body_bytes_max`.
+        BodiesFull: it does not fit beside those that are being worked on.
         RequestError: it did not arrive in time, breaks off, or is not what its headers say.
     """
     if request.body_exists and request.content_type not in types:
@@ -95,16 +132,35 @@ async def read_body(request: web.Request, types: frozenset[str] = JSON_TYPES) ->
             f"expected one of {', '.join(sorted(types))}, found {request.content_type}",
             where="Content-Type",
         )
-    seconds = request.app[ENGINE].config.service.write_deadline_s
+    settings = request.app[ENGINE].config.service
+    announced = request.content_length or 0
+    _check_size(announced, settings)
+    hold = state_of(request).body = budget.hold(announced)
+    body = bytearray()
+    seconds = settings.write_deadline_s
     try:
         async with asyncio.timeout(seconds):
-            return await request.read()
+            # Unpacked where it came packed, so this counts what it takes here.
+            while part := await request.content.readany():
+                hold.add(len(part))
+                body += part
+                _check_size(len(body), settings)
     except TimeoutError as error:
         raise RequestError(f"the body did not arrive within {seconds:g} s", where="body") from error
     except web.RequestPayloadError as error:
-        raise RequestError(f"the body cannot be read: {error}", where="body") from error
+        reason = str(error).rpartition("\n")[2].strip()  # its first lines repeat the status
+        raise RequestError(f"the body cannot be read: {reason}", where="body") from error
     except ConnectionError as error:
         raise RequestError("the connection broke off within the body", where="body") from error
+    return bytes(body)
+
+
+def _check_size(size: int, settings: ServiceSettings) -> None:
+    if size > settings.body_bytes_max:
+        raise BodyTooLarge(
+            f"the body is above {settings.body_bytes_max} bytes (service.body_bytes_max)",
+            where="body",
+        )
 
 
 async def parse_aside(raw: bytes, parse: Callable[[bytes], T]) -> T:

@@ -16,6 +16,7 @@ from stoker.service.bodies import (
 )
 from stoker.service.engine import Engine
 from stoker.service.request_state import (
+    BODIES,
     ENGINE,
     LANES,
     encode,
@@ -36,7 +37,7 @@ def add_routes(app: web.Application) -> None:
 async def _upsert(request: web.Request) -> web.StreamResponse:
     engine = request.app[ENGINE]
     settings = engine.config.service
-    raw = await read_body(request)
+    raw = await read_body(request, request.app[BODIES].write)
     named, documents = await parse_aside(raw, partial(parse_documents, settings=settings))
     tenant = tenant_of(request, named)
     count = await request.app[LANES].write.run(

@@ -10,6 +10,7 @@ from stoker.service.answers import EventsAnswer
 from stoker.service.bodies import parse_events
 from stoker.service.problems import TenantForbidden
 from stoker.service.request_state import (
+    BODIES,
     ENGINE,
     JSON_TYPES,
     LANES,
@@ -32,7 +33,7 @@ async def _append(request: web.Request) -> web.StreamResponse:
     engine = request.app[ENGINE]
     settings = engine.config.service
     state = state_of(request)
-    raw = await read_body(request, _TYPES)
+    raw = await read_body(request, request.app[BODIES].write, _TYPES)
     tenant = state.tenant or settings.tenant_default
     events = await parse_aside(raw, partial(parse_events, settings=settings, tenant=tenant))
     for i, event in enumerate(events):

@@ -11,7 +11,7 @@ import yaml
 from aiohttp import web
 
 from stoker.service.metrics import CONTENT_TYPE
-from stoker.service.request_state import ENGINE, LANES, encode, json_response
+from stoker.service.request_state import BODIES, ENGINE, LANES, encode, json_response
 
 
 def add_routes(app: web.Application) -> None:
@@ -47,6 +47,8 @@ async def _metrics(request: web.Request) -> web.StreamResponse:
     engine = request.app[ENGINE]
     for lane in request.app[LANES].each():
         engine.metrics.pending.labels(lane.name).set(lane.pending)
+    for budget in request.app[BODIES].each():
+        engine.metrics.body_bytes.labels(budget.name).set(budget.held_bytes)
     # In a thread: what is resident is counted in the page pool, under its lock.
     page = await asyncio.to_thread(engine.metrics_page)
     return web.Response(body=page, headers={"Content-Type": CONTENT_TYPE})

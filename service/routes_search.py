@@ -10,6 +10,7 @@ from aiohttp import web
 from stoker.service.bodies import SearchRequest, parse_search
 from stoker.service.engine import Engine
 from stoker.service.request_state import (
+    BODIES,
     ENGINE,
     LANES,
     RequestState,
@@ -30,7 +31,7 @@ def add_routes(app: web.Application) -> None:
 async def _search(request: web.Request) -> web.StreamResponse:
     engine = request.app[ENGINE]
     state = state_of(request)
-    raw = await read_body(request)
+    raw = await read_body(request, request.app[BODIES].search)
     search = await parse_aside(raw, partial(parse_search, settings=engine.config.service))
     tenant = tenant_of(request, search.tenant)
     left_s = search.deadline_ms / 1e3 - (time.monotonic() - state.started)

@@ -9,6 +9,7 @@ from aiohttp import web
 from stoker.service.bodies import parse_steering, parse_warmup
 from stoker.service.problems import TenantForbidden
 from stoker.service.request_state import (
+    BODIES,
     ENGINE,
     LANES,
     encode,
@@ -36,7 +37,7 @@ async def _start(request: web.Request) -> web.StreamResponse:
     engine = request.app[ENGINE]
     state = state_of(request)
     _require_operator(request)
-    wanted = parse_warmup(await read_body(request))
+    wanted = parse_warmup(await read_body(request, request.app[BODIES].write))
     engine.start_warm(wanted)
     if wanted.wait:
         deadline_s = wanted.deadline_s or engine.config.service.warm_deadline_s
@@ -48,7 +49,7 @@ async def _start(request: web.Request) -> web.StreamResponse:
 async def _steer(request: web.Request) -> web.StreamResponse:
     _require_operator(request)
     engine = request.app[ENGINE]
-    engine.steer_warm(parse_steering(await read_body(request)))
+    engine.steer_warm(parse_steering(await read_body(request, request.app[BODIES].write)))
     status = dataclasses.replace(engine.warm_status(), request_id=state_of(request).id)
     return json_response(encode(status))
 

@@ -84,6 +84,14 @@ class ServiceSettings:
         default=32 << 20,
         metadata={"help": "largest request body, bytes; 32 MiB carries 10,000 vectors of 384 d"},
     )
+    bodies_bytes_max: int = dataclasses.field(
+        default=128 << 20,
+        metadata={
+            "help": "bytes of request bodies that may be worked on at once, of searches and of "
+            "writes each; beyond it 429; four of the longest, as many as are written at once, "
+            "since parsed they take several times as much"
+        },
+    )
     batch_max: int = dataclasses.field(
         default=10_000,
         metadata={"help": "most documents or events in one request; bounds the time of one write"},
@@ -350,9 +358,10 @@ class ServiceSettings:
 
     def __post_init__(self) -> None:
         for name in (
-            "body_bytes_max", "batch_max", "k_max", "searches_queued_max", "writes_queued_max",
-            "deadline_ms_default", "deadline_ms_max", "retry_after_s", "event_partitions",
-            "event_queue_max", "event_bytes_max", "event_retention_bytes", "kafka_spool_bytes_max",
+            "body_bytes_max", "bodies_bytes_max", "batch_max", "k_max", "searches_queued_max",
+            "writes_queued_max", "deadline_ms_default", "deadline_ms_max", "retry_after_s",
+            "event_partitions", "event_queue_max", "event_bytes_max", "event_retention_bytes",
+            "kafka_spool_bytes_max",
         ):  # fmt: skip
             if getattr(self, name) < 1:
                 raise ConfigError(f"service.{name} is {getattr(self, name)}; it must be at least 1")
@@ -405,6 +414,12 @@ class ServiceSettings:
                 f"service.deadline_ms_default ({self.deadline_ms_default}) is above "
                 f"service.deadline_ms_max ({self.deadline_ms_max}); lower the first, or raise "
                 "the second"
+            )
+        if self.body_bytes_max > self.bodies_bytes_max:
+            raise ConfigError(
+                f"service.body_bytes_max ({self.body_bytes_max}) is above "
+                f"service.bodies_bytes_max ({self.bodies_bytes_max}), so that one body could never "
+                "be taken; raise the second, or lower the first"
             )
         if self.event_log == "kafka" and not self.kafka_bootstrap:
             raise ConfigError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import socket
 import threading
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from aiohttp import ClientResponse
+from aiohttp import ClientResponse, web
 from aiohttp.test_utils import TestClient, TestServer
 
 from stoker.errors import CapacityError, CorruptError, UnavailableError
@@ -26,6 +27,7 @@ from stoker.service.answers import (
 )
 from stoker.service.app import make_app, search_thread_count
 from stoker.service.configuration import StokerConfig
+from stoker.service.connections import ProblemRunner
 from stoker.service.metrics import Metrics
 from stoker.service.problems import DeadlinePassed, WarmupIdle, WarmupRunning
 from stoker.service.settings import ServiceSettings
@@ -108,6 +110,13 @@ class StubEngine:
 Start = Callable[..., Any]
 
 
+class Server(TestServer):
+    """A test's server on the connections that a real one has."""
+
+    async def _make_runner(self, **options: Any) -> web.AppRunner:
+        return ProblemRunner(self.app, keepalive_timeout=75.0, **options)
+
+
 @pytest_asyncio.fixture
 async def start() -> AsyncIterator[Start]:
     clients: list[TestClient[Any, Any]] = []
@@ -115,7 +124,7 @@ async def start() -> AsyncIterator[Start]:
     async def make(**service: Any) -> tuple[TestClient[Any, Any], StubEngine]:
         engine = StubEngine(**service)
         app = make_app(engine, engine.config.service)  # type: ignore[arg-type]
-        client = TestClient(TestServer(app))
+        client = TestClient(Server(app))
         await client.start_server()
         clients.append(client)
         return client, engine
@@ -136,6 +145,7 @@ async def problem(response: ClientResponse, status: int, kind: str) -> dict[str,
     return dict(body)
 
 
+JSON = {"Content-Type": "application/json"}
 SEARCH = {"text": "how", "k": 1}
 EVENT = {
     "specversion": "1.0",
@@ -236,31 +246,111 @@ async def test_errors_of_the_engine(start: Start, error: Exception, status: int,
 async def test_no_bytes_of_a_client_are_a_fault_of_ours(
     start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whoever sends what makes no sense is told so; the error log is for our own faults."""
+    """Whoever sends what makes no sense is told so, always in a problem document.
+
+    The error log is for our own faults, and the metrics know of what never came to a route.
+    """
     client, _ = await start(api_keys={"a": KEY_A})
-    server = client.server
-    assert server is not None
-    assert server.port is not None
+    post = b"POST /v1/search HTTP/1.1"
+    packed = b"\r\nContent-Encoding: gzip" + AUTHORIZED
+    chunked = b"\r\nTransfer-Encoding: chunked" + AUTHORIZED
     for head, body, status in (
-        (b"POST /v1/search HTTP/1.1\r\nAuthorization: Bearer \xff\xfe\xc3\x28", b"", 401),
-        (b"POST /v1/search HTTP/1.1\r\nAuthorization: \xff", b"", 401),
-        (b"POST /v1/search HTTP/1.1\r\nContent-Encoding: gzip" + AUTHORIZED, b"no gzip", 400),
-        (b"POST /v1/search HTTP/1.1\r\nContent-Type: \xff/\xff" + AUTHORIZED, b"{}", 415),
-        (b"POST /v1/search HTTP/1.1\r\nContent-Length: 5" + AUTHORIZED, b"{}", 400),
+        (post + b"\r\nAuthorization: Bearer \xff\xfe\xc3\x28", b"", 401),
+        (post + b"\r\nAuthorization: \xff", b"", 401),
+        (post + packed, b"no gzip", 400),
+        (post + b"\r\nContent-Type: \xff/\xff" + AUTHORIZED, b"{}", 415),
+        (post + b"\r\nContent-Length: 5" + AUTHORIZED, b"{}", 400),
+        (post + b"\r\nContent-Length: -1" + AUTHORIZED, b"", 400),
+        (post + b"\r\nContent-Length: five" + AUTHORIZED, b"", 400),
+        (post + b"\r\nTransfer-Encoding: upside-down" + AUTHORIZED, b"", 400),
+        (post + b"\r\nExpect: a-miracle" + AUTHORIZED, b"", 400),
+        (post + chunked + b"\r\nHost: a\r\n\r\nzz\r\n{}\r\n0", None, 400),
         (b"DELETE /v1/documents/x?tennant=a HTTP/1.1" + AUTHORIZED, b"", 400),
         (b"DELETE /v1/documents/%00 HTTP/1.1" + AUTHORIZED, b"", 400),
         (b"NO HTTP AT ALL", b"", 400),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc", b"", 400),
+        (b"GET /livez HTTP/7.7", b"", 400),
+        (b"GET /" + b"x" * 10_000 + b" HTTP/1.1", b"", 400),
+        (b"GET http://[::1/livez HTTP/1.1", b"", 400),
         (b"GET /livez HTTP/1.1\r\nX: " + b"x" * 10_000, b"", 400),
+        (b"GET /livez HTTP/1.1\r\nno header", b"", 400),
+        (b"GET /livez HTTP/1.1\r\n" + b"\r\n".join(b"X%d: 1" % i for i in range(200)), b"", 400),
     ):
-        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         length = b"\r\nContent-Length: %d" % len(body) if body else b""
-        writer.write(head + length + b"\r\nHost: a\r\nConnection: close\r\n\r\n" + body)
-        first = await reader.readline()
-        assert first.split()[1] == b"%d" % status, (head, first)
-        await reader.read()
-        writer.close()
-        await writer.wait_closed()
+        end = b"" if body is None else length + b"\r\nHost: a\r\nConnection: close"
+        answer = await exchange(client, head + end + b"\r\n\r\n" + (body or b""))
+        first, _, rest = answer.partition(b"\r\n")
+        assert first.split()[1:2] == [b"%d" % status], (head, answer)
+        assert b"\r\nContent-Type: application/problem+json\r\n" in answer, (head, answer)
+        found = json.loads(rest.partition(b"\r\n\r\n")[2])
+        assert found["status"] == status
+        assert all(found[name] for name in ("type", "title", "detail", "where", "action"))
+        assert f"\r\nX-Request-Id: {found['request_id']}\r\n".encode() in answer
     assert [record.getMessage() for record in caplog.records] == []
+    page = await (await client.get("/metrics")).text()
+    assert 'requests_total{method="other",route="unmatched",status="400"}' in page
+
+
+async def exchange(client: TestClient[Any, Any], sent: bytes) -> bytes:
+    """Send bytes on a connection of their own, and return all that comes until it is closed."""
+    assert client.server is not None
+    assert client.server.port is not None
+    reader, writer = await asyncio.open_connection("127.0.0.1", client.server.port)
+    writer.write(sent)
+    answer = await reader.read()
+    writer.close()
+    await writer.wait_closed()
+    return answer
+
+
+async def test_bodies_share_a_bound(start: Start) -> None:
+    """One that does not fit beside the others is refused, as long as they are worked on."""
+    client, engine = await start(body_bytes_max=1000, bodies_bytes_max=1000, retry_after_s=3)
+    running, go = threading.Event(), threading.Event()
+
+    def act() -> None:
+        running.set()
+        go.wait()
+
+    engine.act = act
+    documents = {"documents": [{"id": "x", "text": "y" * 600}]}
+    first = asyncio.create_task(client.post("/v1/documents", json=documents))
+    await asyncio.to_thread(running.wait)
+    engine.act = lambda: None
+    held = len(json.dumps(documents))
+    assert f'stoker_service_body_bytes{{lane="write"}} {held}.0' in await page_of(client, engine)
+
+    async def unannounced() -> AsyncIterator[bytes]:
+        yield json.dumps(documents).encode()
+
+    for data in (json.dumps(documents), unannounced()):
+        response = await client.post(
+            "/v1/documents", data=data, headers={"Content-Type": "application/json"}
+        )
+        body = await problem(response, 429, "bodies-full")
+        assert "service.bodies_bytes_max" in body["detail"]
+        assert response.headers["Retry-After"] == "3"
+    # Searches have room of their own, and what is too long alone is told so.
+    response = await client.post("/v1/search", json={"text": "x" * 600})
+    assert response.status == 200
+    response = await client.post("/v1/documents", data=b" " * 2000, headers=JSON)
+    await problem(response, 413, "body-too-large")
+    go.set()
+    assert (await first).status == 200
+    response = await client.post("/v1/documents", json=documents)
+    assert response.status == 200
+    page = await page_of(client, engine)
+    assert 'stoker_service_body_bytes{lane="write"} 0.0' in page
+    assert 'stoker_service_refused_requests_total{reason="bodies-full"} 2.0' in page
+
+
+async def test_a_packed_body_counts_unpacked(start: Start) -> None:
+    client, _ = await start(body_bytes_max=100_000)
+    for size, status in ((1_000, 200), (50_000_000, 413)):
+        packed = gzip.compress(b'{"documents": [{"id": "x", "text": "%s"}]}' % (b"y" * size))
+        headers = JSON | {"Content-Encoding": "gzip"}
+        response = await client.post("/v1/documents", data=packed, headers=headers)
+        assert response.status == status
 
 
 async def test_keys_decide_the_tenant(start: Start) -> None:

@@ -149,6 +149,18 @@ def test_alerts_say_what_to_do() -> None:
     assert len(names) == len(set(names))
 
 
+def test_a_closed_gate_and_a_closed_server_are_alerts() -> None:
+    """Both are states of 0 or 1 that say nothing by growing: each has an alert on the 0."""
+    asked = {rule["alert"]: promql_parser.parse(rule["expr"]) for rule in rules()}
+    for name, metric in (
+        ("StokerNotReady", "stoker_service_ready_state"),
+        ("StokerChunkGateClosed", "stoker_kvcache_gate_open_state"),
+    ):
+        compared = asked[name]
+        assert isinstance(compared, promql_parser.BinaryExpr)
+        assert (compared.lhs.name, str(compared.op), compared.rhs.val) == (metric, "==", 0.0)
+
+
 def test_prometheus_reads_the_alerts_and_grafana_the_dashboards() -> None:
     prometheus = yaml.safe_load((COMPOSE / "prometheus" / "prometheus.yml").read_text())
     for name in prometheus["rule_files"]:

@@ -209,6 +209,7 @@ def test_a_broken_file_is_refused_with_its_place(tmp_path: Path) -> None:
     ("values", "keys"),
     [
         ({"deadline_ms_default": 70_000}, ["deadline_ms_default", "deadline_ms_max"]),
+        ({"body_bytes_max": 1 << 30}, ["service.body_bytes_max", "service.bodies_bytes_max"]),
         ({"event_log": "kafka"}, ["event_log", "kafka_bootstrap"]),
         ({"kafka_bootstrap": "h:9092"}, ["kafka_bootstrap", "event_log"]),
         ({"host": "0.0.0.0"}, ["service.host", "service.api_keys"]),
