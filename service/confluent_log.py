@@ -32,6 +32,7 @@ from stoker.errors import InputError
 from stoker.service.kafka_member import KafkaMember
 from stoker.service.kafka_options import LINGER_S, KafkaOptions, check_cleanup_policy
 from stoker.service.streams import (
+    CLOSE_S,
     LogUnavailable,
     RebalanceListener,
     Record,
@@ -171,12 +172,13 @@ class ConfluentLog:
         with _translated("check_health", self.options):
             self._admin_client().list_topics(timeout=self.options.connect_timeout_s)
 
-    def close(self) -> None:
-        """Deliver what is in flight, within the request timeout."""
-        with self._lock:
+    def close(self, timeout_s: float = CLOSE_S) -> None:
+        """Deliver what is in flight, within the time."""
+        with self._lock:  # nobody waits for a broker with it in hand
             producer, self._producer, self._admin = self._producer, None, None
         if producer is not None:
-            producer.flush(self.options.request_timeout_s)
+            if producer.flush(timeout_s):
+                producer.purge()  # else its end would wait for the brokers once more
 
     def _admin_client(self) -> Any:
         with self._lock:

@@ -23,7 +23,13 @@ from pathlib import Path
 from stoker.errors import InputError
 from stoker.service.embedded_group import EmbeddedConsumer
 from stoker.service.embedded_topic import EmbeddedOptions, EmbeddedTopic, make_topic, topic_path
-from stoker.service.streams import Consumer, LogUnavailable, RebalanceListener, TopicSpec
+from stoker.service.streams import (
+    CLOSE_S,
+    Consumer,
+    LogUnavailable,
+    RebalanceListener,
+    TopicSpec,
+)
 
 
 class EmbeddedLog:
@@ -87,8 +93,8 @@ class EmbeddedLog:
         for name in self.topics():
             self.topic(name).check()
 
-    def close(self) -> None:
-        """Close all files; consumers are closed by their owners."""
+    def close(self, timeout_s: float = CLOSE_S) -> None:
+        """Close all files; consumers are closed by their owners. Waits for nobody else."""
         with self._lock:
             self._closed = True
             topics, self._topics = list(self._topics.values()), {}

@@ -189,7 +189,7 @@ class Engine:
         if parts.heat is not None:
             idle = parts.heat.stop(left_s()) and idle
         if parts.event_log is not None and idle:
-            parts.event_log.close()
+            parts.event_log.close(left_s())
         if idle:
             parts.index.close()
             self._when_closed()

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,6 +29,7 @@ from stoker.service.kafka_client import made, quieten, translated
 from stoker.service.kafka_group import KafkaGroupConsumer
 from stoker.service.kafka_options import LINGER_S, KafkaOptions, check_cleanup_policy
 from stoker.service.streams import (
+    CLOSE_S,
     Consumer,
     RebalanceListener,
     TopicSpec,
@@ -134,21 +136,28 @@ class KafkaLog:
         with translated("check_health", self.options), self._lock:
             self._admin_client().list_topics()
 
-    def close(self) -> None:
-        """Close the clients; bounded by the request timeout."""
-        with self._lock:
-            clients = [self._admin, self._offsets_reader]
-            producer, self._producer, self._admin, self._offsets_reader = (
-                self._producer,
-                None,
+    def close(self, timeout_s: float = CLOSE_S) -> None:
+        """Deliver what is in flight and close the clients, all within the time."""
+        end_s = time.monotonic() + timeout_s
+        # Whoever is inside a client holds the lock: where the broker hangs, for longer than we may.
+        ours = self._lock.acquire(timeout=timeout_s / 2)
+        producer, self._producer = self._producer, None
+        if ours:
+            clients, self._admin, self._offsets_reader = (
+                [self._admin, self._offsets_reader],
                 None,
                 None,
             )
+            self._lock.release()
+            for client in clients:
+                if client is not None:
+                    client.close()
         if producer is not None:
-            producer.close(timeout=self.options.request_timeout_s)
-        for client in clients:
-            if client is not None:
-                client.close()
+            left_s = max(0.0, end_s - time.monotonic())
+            try:
+                producer.close(timeout=left_s / 3)  # it takes that twice, to send and to end
+            except kafka.errors.KafkaTimeoutError:
+                self._let_go(producer, left_s / 3)
 
     def _admin_client(self) -> Any:
         if self._admin is None:
@@ -182,8 +191,11 @@ class KafkaLog:
         try:
             producer.close(timeout=0)
         except kafka.errors.KafkaTimeoutError:
-            # It would neither deliver nor let go: its thread is told to drop what it has.
-            producer._sender.force_close()
-            producer._sender.join(self.options.request_timeout_s)
-            with contextlib.suppress(kafka.errors.KafkaTimeoutError):
-                producer.close(timeout=0)
+            self._let_go(producer, self.options.request_timeout_s)
+
+    def _let_go(self, producer: Any, timeout_s: float) -> None:
+        """Tell the thread of a producer that neither delivers nor ends to drop what it has."""
+        producer._sender.force_close()
+        producer._sender.join(timeout_s)
+        with contextlib.suppress(kafka.errors.KafkaTimeoutError):
+            producer.close(timeout=0)

@@ -24,6 +24,7 @@ from stoker.prefetch.events import EventError
 from stoker.service.dead_letters import DeadLetters, passes_milestone
 from stoker.service.embedded_log import EmbeddedLog
 from stoker.service.streams import (
+    CLOSE_S,
     Consumer,
     EventLog,
     LogFull,
@@ -145,16 +146,20 @@ class SpooledLog:
         """
         return self._forwarders[topic].forward(0.0)
 
-    def close(self, timeout_s: float = 5.0) -> None:
-        """Forward what the target takes within `timeout_s`, then stop; the rest stays spooled."""
+    def close(self, timeout_s: float = CLOSE_S) -> None:
+        """Forward what the target takes in half the time, then stop; the rest stays spooled."""
         with self._lock:
             self._closed = True
             forwarders = list(self._forwarders.values())
-        deadline_s = self._monotonic() + timeout_s
+        began_s = self._monotonic()
+
+        def left_s(share: float) -> float:
+            return max(0.0, began_s + share * timeout_s - self._monotonic())
+
         for forwarder in forwarders:
-            forwarder.stop(max(0.0, deadline_s - self._monotonic()))
+            forwarder.stop(left_s(0.5), patience_s=left_s(0.75))
         self._spool.close()
-        self._target.close()
+        self._target.close(left_s(1.0))
 
     def _refused(self, record: Record, error: RecordTooLarge) -> None:
         assert self._dead_letters_topic is not None
@@ -205,13 +210,13 @@ class _Forwarder:
         )
         self._thread.start()
 
-    def stop(self, timeout_s: float) -> None:
-        """Stop after what can be forwarded within `timeout_s`."""
+    def stop(self, timeout_s: float, *, patience_s: float) -> None:
+        """Stop after what can be forwarded within `timeout_s`; waits at most ``patience_s``."""
         self._deadline_s = self._monotonic() + timeout_s
         self._stop.set()
         if self._thread is not None:
             # A try that is in the client's hands may take longer than we were given.
-            self._thread.join(timeout_s + 1.0)
+            self._thread.join(patience_s)
             if self._thread.is_alive():
                 return
         # Where there is no room to give the lease back, it runs out by itself.

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, Final, NamedTuple, Protocol
 
 from stoker.errors import CapacityError, ConfigError, InputError, UnavailableError
 
 EVENTS_TOPIC = "stoker.events.v1"
 DEAD_LETTERS_TOPIC = "stoker.events.dead.v1"
+CLOSE_S: Final = 5.0  # how long a log may take to close, where nobody says
 
 
 class LogUnavailable(UnavailableError):
@@ -210,6 +211,11 @@ class EventLog(Protocol):
         """
         ...
 
-    def close(self) -> None:
-        """Release what is held; what was acknowledged stays."""
+    def close(self, timeout_s: float = CLOSE_S) -> None:
+        """Release what is held; what was acknowledged stays.
+
+        Args:
+            timeout_s: How long that may take, in all, where a broker hangs. What it has not
+                acknowledged by then is let go: its caller was told so.
+        """
         ...

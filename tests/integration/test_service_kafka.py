@@ -7,6 +7,7 @@ import dataclasses
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -417,6 +418,35 @@ def test_nothing_acknowledged_is_lost_when_the_broker_dies(
     # Once per outage and cause (nobody listens, nobody answers), however many tries there were.
     lost = [line for line in lines if line["event"] == "service.broker_lost"]
     assert len(lost) <= 4, lost
+
+
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+@pytest.mark.apache_kafka
+def test_a_log_lets_go_of_a_broker_that_hangs(
+    open_log: Any, restartable: Any, topic_name: str
+) -> None:
+    """With an append in flight, and requests that may take minutes: closing has seconds."""
+    log = open_log(request_timeout_s=300.0, delivery_timeout_s=400.0)
+    log.ensure_topic(TopicSpec(topic_name))
+    log.append(topic_name, b"k", [b"before"])
+    restartable.pause()
+    inside = threading.Event()
+    client = log._producer_client
+    log._producer_client = lambda: (client(), inside.set())[0]
+
+    def append() -> None:
+        with contextlib.suppress(LogUnavailable):
+            log.append(topic_name, b"k", [b"in flight"])
+
+    appending, closing = threading.Thread(target=append), threading.Thread(target=log.close)
+    appending.start()
+    assert inside.wait(60)
+    closing.start()
+    closing.join(60)
+    assert not closing.is_alive()
+    restartable.resume()
+    appending.join(60)
+    assert not appending.is_alive()
 
 
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")

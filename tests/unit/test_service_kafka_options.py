@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import threading
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from kafka import KafkaConsumer, KafkaProducer
+from kafka.errors import KafkaTimeoutError
 
 from stoker.errors import ConfigError
+from stoker.service.kafka_log import KafkaLog
 from stoker.service.kafka_options import KafkaOptions
 from stoker.service.kafka_wiring import kafka_options, open_kafka
 from stoker.service.settings import ServiceSettings
@@ -141,3 +144,48 @@ def test_a_client_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch
     )
     with pytest.raises(ConfigError, match=r"stoker\[confluent\]"):
         open_kafka(settings)
+
+
+class HungProducer:
+    """What `kafka-python` gives for a broker that hangs: each of its two waits takes its time."""
+
+    def __init__(self, clock: list[float]) -> None:
+        self.clock = clock
+        self.forced = False
+        self._sender = self
+
+    def close(self, timeout: float) -> None:
+        self.clock[0] += timeout
+        if not self.forced:
+            raise KafkaTimeoutError("flush")
+
+    def force_close(self) -> None:
+        self.forced = True
+
+    def join(self, timeout: float) -> None:
+        self.clock[0] += timeout
+
+
+def test_a_log_closes_in_its_time_where_the_broker_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a server outlives the 30 s that orchestrators wait, and is killed."""
+    clock = [100.0]
+    monkeypatch.setattr("stoker.service.kafka_log.time.monotonic", lambda: clock[0])
+    log = KafkaLog(KafkaOptions("127.0.0.1:1"))
+    log._producer = producer = HungProducer(clock)
+    log.close(3.0)
+    assert producer.forced
+    assert 100.0 < clock[0] <= 103.0
+    assert log._producer is None
+
+
+def test_a_log_closes_while_a_thread_is_inside_the_client() -> None:
+    """It holds the lock, for as long as its request may take."""
+    log = KafkaLog(KafkaOptions("127.0.0.1:1"))
+    producer = HungProducer([0.0])
+    log._producer = producer
+    with log._lock:
+        closing = threading.Thread(target=log.close, args=(0.01,))
+        closing.start()
+        closing.join(60)
+        assert not closing.is_alive()
+    assert producer.forced

@@ -50,8 +50,9 @@ class FakeLog:
             raise RecordTooLarge("too large for the broker")
         self.entries += [(topic, key, value) for key, value in entries]
 
-    def close(self) -> None:
+    def close(self, timeout_s: float = 0.0) -> None:
         self.closed = True
+        self.close_s = timeout_s
 
     @property
     def ids(self) -> list[str]:
@@ -206,6 +207,20 @@ def test_an_event_that_is_too_long_becomes_a_dead_letter() -> None:
     stats = events.stats()
     assert (stats.written, stats.refused) == (2, 1)
     events.check()
+
+
+def test_a_spool_closes_in_its_time_while_a_forwarding_hangs(tmp_path: Path) -> None:
+    """The thread is in the client's hands; the target gets what is left of the time, no more."""
+    target = FakeLog()
+    target.gate = threading.Event()
+    log = SpooledLog(target, EmbeddedLog(tmp_path))
+    log.ensure_topic(TopicSpec("t"))
+    log.append("t", b"k", [b"v"])
+    assert target.entered.wait(60)
+    log.close(0.02)
+    assert target.closed
+    assert target.close_s <= 0.02
+    target.gate.set()
 
 
 @pytest.fixture
