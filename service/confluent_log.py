@@ -176,9 +176,8 @@ class ConfluentLog:
         """Deliver what is in flight, within the time."""
         with self._lock:  # nobody waits for a broker with it in hand
             producer, self._producer, self._admin = self._producer, None, None
-        if producer is not None:
-            if producer.flush(timeout_s):
-                producer.purge()  # else its end would wait for the brokers once more
+        if producer is not None and producer.flush(timeout_s):
+            producer.purge()  # else its end would wait for the brokers once more
 
     def _admin_client(self) -> Any:
         with self._lock:
