@@ -83,7 +83,7 @@ class WarmPlan:
         predicted_hit_ratio: The share of the expected unit accesses that find their unit
             resident, see `predicted_ratio`. 0 where nothing is expected.
         coverage: As given to `plan_warm`.
-        unit_benefit: Mean benefit of the units offered, by source, kind and stage.
+        unit_benefit: Mean benefit of the units offered, by source, kind and stage; as given.
     """
 
     steps: tuple[WarmStep, ...]
@@ -154,15 +154,25 @@ def predicted_ratio(*, covered: float, total: float, coverage: Coverage, anywher
     return min(1.0, coverage.at(covered / total) + unseen * min(1.0, anywhere / total))
 
 
-def unit_benefit(batches: Sequence[UnitBatch]) -> dict[tuple[str, str, int], float]:
-    """Mean benefit of the units offered, by source, kind and stage."""
-    sums: dict[tuple[str, str, int], tuple[float, int]] = {}
-    for batch in batches:
+def benefit_sums(batches: Sequence[UnitBatch]) -> list[float]:
+    """Return the benefit of each batch, over all its units."""
+    return [float(batch.benefit.sum(dtype=np.float64)) for batch in batches]
+
+
+def unit_benefit(
+    batches: Sequence[UnitBatch], sums: Sequence[float]
+) -> dict[tuple[str, str, int], float]:
+    """Return the mean benefit of the units offered, by source, kind and stage.
+
+    Args:
+        sums: From `benefit_sums`.
+    """
+    totals: dict[tuple[str, str, int], tuple[float, int]] = {}
+    for batch, added in zip(batches, sums, strict=True):
         key = (batch.source, batch.kind, batch.stage)
-        benefit, units = sums.get(key, (0.0, 0))
-        added = float(batch.benefit.sum(dtype=np.float64))
-        sums[key] = (benefit + added, units + len(batch.units))
-    return {key: benefit / units for key, (benefit, units) in sums.items()}
+        benefit, units = totals.get(key, (0.0, 0))
+        totals[key] = (benefit + added, units + len(batch.units))
+    return {key: benefit / units for key, (benefit, units) in totals.items() if units}
 
 
 def _check(batch: UnitBatch) -> None:
@@ -299,6 +309,7 @@ def plan_warm(
     deadline_s: float | None = None,
     round_bytes: int = 16 << 20,
     coverage: Coverage = KNOWN,
+    unit_means: Mapping[tuple[str, str, int], float] | None = None,
 ) -> WarmPlan:
     """Choose units by stage, then by benefit, within the tighter of budget and time.
 
@@ -311,6 +322,8 @@ def plan_warm(
             links and codes closer together when the load is cut short.
         coverage: How many accesses what holds a share of the demand serves: only for the
             prediction, e.g. `HeatGraph.coverage`.
+        unit_means: `unit_benefit` of these batches and of what a caller left out of them, where
+            it knows; None works it out.
 
     Returns:
         The plan. No unit is in it twice; the kept units are a prefix of the order above.
@@ -355,7 +368,7 @@ def plan_warm(
         if units
     )
     planned_bytes = int(ends[count - 1]) if count else 0
-    means = unit_benefit(offered)
+    means = unit_benefit(offered, benefit_sums(offered)) if unit_means is None else unit_means
     planned = np.bincount(rows.batch[:count], minlength=len(offered)).tolist()
     anywhere = sum(
         units * means[batch.source, batch.kind, batch.stage]

@@ -17,7 +17,14 @@ from numpy.typing import NDArray
 
 from stoker.errors import InputError, StokerError
 from stoker.prefetch.coverage_curve import KNOWN, Coverage
-from stoker.prefetch.plan import WarmPlan, WarmStep, plan_warm, predicted_ratio, unit_benefit
+from stoker.prefetch.plan import (
+    WarmPlan,
+    WarmStep,
+    benefit_sums,
+    plan_warm,
+    predicted_ratio,
+    unit_benefit,
+)
 from stoker.prefetch.protocols import (
     ContentKey,
     LoadOutcome,
@@ -266,6 +273,7 @@ class _Run:
             deadline_s=self._left_s(),
             round_bytes=limits.round_bytes,
             coverage=limits.coverage,
+            unit_means=self._unit_benefit,
         )
         self._steps = list(plan.steps)
         self._count(plan)
@@ -284,15 +292,15 @@ class _Run:
         """Weigh all units by this heat: also what was loaded by an earlier one."""
         for tally in self.tallies.values():
             tally.offered = 0
-        self._unit_benefit = unit_benefit(batches)
+        sums = benefit_sums(batches)
+        self._unit_benefit = unit_benefit(batches, sums)
         self._kinds = {}
         self._total = self._covered = self._anywhere = 0.0
-        for batch in batches:
+        for batch, whole in zip(batches, sums, strict=True):
             key = (batch.source, batch.kind, batch.stage)
             tally = self.tallies.setdefault(key, _Tally())
             tally.offered += len(batch.units)
             tally.unit_bytes = batch.unit_bytes
-            whole = float(batch.benefit.sum(dtype=np.float64))
             self._total += whole
             kind = self._kinds.setdefault(key[:2], _Coverage())
             kind.benefit += whole

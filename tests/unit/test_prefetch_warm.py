@@ -9,6 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from stoker.errors import InputError, UnavailableError
+from stoker.prefetch.plan import benefit_sums
 from stoker.prefetch.protocols import ContentKey, LoadOutcome, UnitBatch
 from stoker.prefetch.receipt import Receipt
 from stoker.prefetch.warm import SKIP_DEADLINE, SKIP_NO_ROOM, SKIP_STOPPED, run_warm
@@ -157,6 +158,29 @@ def test_two_sources_share_one_budget() -> None:
 def test_negative_heat_is_refused() -> None:
     with pytest.raises(InputError, match="heat of"):
         run_warm(FakeRoom(FakeClock()), {("t", "a"): -1.0})
+
+
+def test_benefits_are_added_up_once_and_an_empty_kind_counts_for_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An index has millions of units; a kind that has none yet is no reason to warm nothing."""
+    clock = FakeClock()
+    room = FakeRoom(clock)
+    batches = room.unit_batches({})
+    none = np.empty(0, np.uint32)
+    empty = UnitBatch("index", "pending", 2, none, 100, none.astype(np.float32))
+    monkeypatch.setattr(room, "unit_batches", lambda heat: [*batches, empty])
+    added: list[int] = []
+
+    def counted(of: Sequence[UnitBatch]) -> list[float]:
+        added.append(len(of))
+        return benefit_sums(of)
+
+    for module in ("warm", "plan"):
+        monkeypatch.setattr(f"stoker.prefetch.{module}.benefit_sums", counted)
+    receipt = warm(room, clock)
+    assert added == [len(batches) + 1]
+    assert receipt.predicted_hit_ratio == receipt.planned_hit_ratio == 1.0
 
 
 def test_receipt_round_trip_and_measured() -> None:
