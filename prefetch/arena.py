@@ -64,7 +64,7 @@ class Arena:
     Invariants: at most ``capacity`` keys are resident; orphans are resident; a resident key that
     is no orphan is in the acting candidate.
 
-    With a forecast, the caller ends each request by `ForecastCache.close` and `follow`.
+    With a forecast, the caller ends each request by `ForecastCache.renew` and `follow`.
     """
 
     def __init__(

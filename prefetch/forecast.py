@@ -26,6 +26,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.kernels._core import (
+    LinkCounts,
+    add_excitations,
+    weighted_rows,
+    withdraw_excitations,
+)
+
+Rates = NDArray[np.float32]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
@@ -58,31 +66,37 @@ _WEIGHTS = np.array([term[2] for term in _TERMS])
 _BASE = 5e-5  # accesses per request of a key about which nothing is known
 
 
-def _columns(name: str) -> slice:
-    found = [at for at, have in enumerate(_NAMES) if have == name]
-    return slice(found[0], found[-1] + 1)
+def _groups(*names: str) -> Ints:
+    """Return, for each column, which amount it takes: the place of its name, or -1."""
+    places = [names.index(name) if name in names else -1 for name in _NAMES]
+    return np.array(places, dtype=np.int64)
 
 
-_POPULARITY = _columns("popularity")
-_POPULARITY_RANK = _columns("popularity by rank")
-_TURN = _columns("last turn")
-_TURN_RANK = _columns("last turn by rank")
-_AGAIN = _columns("asked again")
-_FOLLOW = _columns("used to follow")
-_EARLIER = _columns("earlier turns")
-_COMPANIONS = _columns("companions")
-_COMPANIONS_RANK = _columns("companions by rank")
-# What a session's next turn withdraws.
-_SESSION = slice(_TURN.start, _EARLIER.stop)
+# What a request's own keys get: five amounts a key. Its session's next turn withdraws three.
+_OWN = _groups("popularity", "popularity by rank", "last turn", "last turn by rank", "asked again")
+_OWN_TURN = np.where(_OWN >= 2, _OWN, -1)
+_COMPANIONS = _groups("companions", "companions by rank")
+_FOLLOW = _groups("used to follow")
+_EARLIER = _groups("earlier turns")
 
 _REPEAT_WEIGHT = 0.1  # what a repeat inside one session adds to popularity
 _PRIOR = 3.0  # observations that a conditional share must outweigh
 _DEGREE_MAX = 64  # companions and followers kept per key
 _EXPONENT_MAX = 200.0
 _EARLIER_FADE = 0.8
+_SUMMED_ANEW_REQUESTS = 4096  # so that what rounding adds to running sums stays without meaning
 
 
-@dataclass
+@dataclass(slots=True)
+class _Part:
+    """Amounts added to some rows: int64 (n,), float64 (n, groups), int64 (terms,)."""
+
+    rows: Ints
+    amounts: Floats
+    groups: Ints
+
+
+@dataclass(slots=True)
 class _Turn:
     """What is known of a session after its last request."""
 
@@ -91,42 +105,7 @@ class _Turn:
     earlier: dict[int, float]
     streak: dict[int, int]
     turns: int
-    rows: Ints
-    amounts: Floats  # shape (rows, session columns), as they were added
-
-
-class _Links:
-    """Counts of what goes with, or follows, a key: bounded per key, the rarest goes first."""
-
-    def __init__(self) -> None:
-        self.seen: dict[int, float] = {}
-        self.counts: dict[int, dict[int, float]] = {}
-
-    def add(self, key: int, others: Sequence[int]) -> None:
-        self.seen[key] = self.seen.get(key, 0.0) + 1.0
-        row = self.counts.setdefault(key, {})
-        for other in others:
-            if other != key:
-                row[other] = row.get(other, 0.0) + 1.0
-        if len(row) > 2 * _DEGREE_MAX:
-            strongest = sorted(row.items(), key=lambda item: -item[1])[:_DEGREE_MAX]
-            self.counts[key] = dict(strongest)
-
-    def spread(self, key: int, amount: float, into: dict[int, float]) -> None:
-        """Add ``amount`` times the share of each companion of ``key``."""
-        row = self.counts.get(key)
-        if row:
-            scale = amount / (self.seen[key] + _PRIOR)
-            for other, count in row.items():
-                into[other] = into.get(other, 0.0) + scale * count
-
-    def renumber(self, number: Sequence[int]) -> None:
-        self.seen = {number[k]: v for k, v in self.seen.items() if number[k] >= 0}
-        self.counts = {
-            number[k]: {number[o]: c for o, c in row.items() if number[o] >= 0}
-            for k, row in self.counts.items()
-            if number[k] >= 0
-        }
+    promised: list[_Part]  # as it was added
 
 
 class SessionForecast:
@@ -151,8 +130,11 @@ class SessionForecast:
         self.keys: list[Hashable] = []
         self._numbers: dict[Hashable, int] = {}
         self._x = np.zeros((1024, len(_TERMS)))
+        self._sums = np.zeros(len(_TERMS))  # of the columns of _x
         self._landmarks = np.zeros(len(_TERMS))  # seconds; excitations are grown since then
+        self._landmarks_until = -1.0
         self._now = 0.0
+        self._fading = np.ones(len(_TERMS))  # from the landmarks to now
         self.weights = _WEIGHTS.copy()
         # Attributed accesses and exposure per term: their ratio is the weight. The prior keeps
         # a term that the stream has not touched yet at its first value.
@@ -160,26 +142,28 @@ class SessionForecast:
         self._hits = np.full(len(_TERMS), self._prior_hits)
         self._exposure = self._prior_hits / _WEIGHTS
         self._sessions: OrderedDict[Hashable, _Turn] = OrderedDict()
-        self._companions = _Links()
-        self._followers = _Links()
+        self._companions = LinkCounts(degree=_DEGREE_MAX)
+        self._followers = LinkCounts(degree=_DEGREE_MAX)
         self.requests = 0
 
     def number(self, key: Hashable) -> int | None:
         """Return the key's row in `rates`, or None when it was never seen."""
         return self._numbers.get(key)
 
-    def rates(self) -> Floats:
-        """Return expected accesses per key by the next request, shape (len(keys),)."""
-        scaled = self.weights * np.exp(-(self._now - self._landmarks) / _TAUS)
-        rates: Floats = self._x[: len(self.keys)] @ scaled + _BASE
-        return rates
+    def rates(self) -> Rates:
+        """Return expected accesses per key by the next request, float32, shape (len(keys),).
+
+        Hours after the request that first brought them, two keys differ by rounding alone; as
+        float32 they are equal, and whoever compares them decides by the row.
+        """
+        return weighted_rows(self._x, self.weights * self._fading, _BASE, len(self.keys))
 
     def explain(self, key: Hashable) -> dict[str, float]:
         """Return the terms of one key's forecast, largest first; empty when unknown."""
         row = self._numbers.get(key)
         if row is None:
             return {}
-        scaled = self.weights * np.exp(-(self._now - self._landmarks) / _TAUS)
+        scaled = self.weights * self._fading
         parts: dict[str, float] = {}
         for name, value in zip(_NAMES, (self._x[row] * scaled).tolist(), strict=True):
             parts[name] = parts.get(name, 0.0) + value
@@ -204,33 +188,36 @@ class SessionForecast:
         known = [n for n in (self._numbers.get(key) for key in keys) if n is not None]
         self._learn(known)
         rows, kept = self._intern(keys)
-        self._excite(rows, session)
-        for row in rows:
-            self._companions.add(row, rows)
+        at = np.array(rows, dtype=np.int64)
+        self._excite(rows, at, session)
+        self._companions.add(at, at)
         self.requests += 1
+        if self.requests % _SUMMED_ANEW_REQUESTS == 0:
+            self._sums = self._x[: len(self.keys)].sum(axis=0)
         return kept
 
     def _advance(self, now: float) -> None:
         self._now = now
-        exponent = (now - self._landmarks) / _TAUS
-        late = np.flatnonzero(exponent > _EXPONENT_MAX)
-        if len(late):
-            self._x[:, late] *= np.exp(-exponent[late])
+        if now > self._landmarks_until:
+            exponent = (now - self._landmarks) / _TAUS
+            late = np.flatnonzero(exponent > 0.5 * _EXPONENT_MAX)
+            faded = np.exp(-exponent[late])
+            self._x[:, late] *= faded
+            self._sums[late] *= faded
             self._landmarks[late] = now
+            self._landmarks_until = float((self._landmarks + _EXPONENT_MAX * _TAUS).min())
+        self._fading = np.exp((self._landmarks - now) / _TAUS)
 
     def _learn(self, known: list[int]) -> None:
-        count = len(self.keys)
-        if count == 0:
+        if not self.keys:
             return
-        fading = np.exp(-(self._now - self._landmarks) / _TAUS)
-        exposure = self._x[:count].sum(axis=0) * fading
         self._hits *= self._fade
         self._exposure *= self._fade
-        renewed = (1.0 - self._fade) * self._prior_hits
-        self._hits += renewed
-        self._exposure += renewed / _WEIGHTS + exposure
+        self._hits += (1.0 - self._fade) * self._prior_hits
+        self._exposure += (1.0 - self._fade) * self._prior_hits / _WEIGHTS
+        self._exposure += self._sums * self._fading
         if known:
-            parts = self._x[known] * (fading * self.weights)
+            parts = self._x[known] * (self._fading * self.weights)
             share = parts / (parts.sum(axis=1, keepdims=True) + _BASE)
             self._hits += share.sum(axis=0)
         self.weights = self._hits / self._exposure
@@ -250,59 +237,48 @@ class SessionForecast:
             self._x = grown
         return [self._numbers[key] for key in keys], kept
 
-    def _excite(self, rows: list[int], session: Hashable | None) -> None:
+    def _excite(self, rows: list[int], at: Ints, session: Hashable | None) -> None:
         grown = np.exp((self._now - self._landmarks) / _TAUS)
         before = self._withdraw(session)
-        again = before is not None and self._now - before.time_s <= self._gap_s
         earlier: dict[int, float] = {}
         streak = dict.fromkeys(rows, 1)
         turns = 1
-        if before is not None and again:
-            for row in before.keys:
-                self._followers.add(row, rows)
+        if before is not None and self._now - before.time_s <= self._gap_s:
+            self._followers.add(np.array(before.keys, dtype=np.int64), at)
             streak = {row: before.streak.get(row, 0) + 1 for row in rows}
             earlier = before.earlier
             turns = before.turns + 1
-        amounts: dict[int, Floats] = {}
-        companions: dict[int, float] = {}
-        companions_rank: dict[int, float] = {}
-        follow: dict[int, float] = {}
         lively = 1.0 + 0.15 * min(turns - 1, 5)  # long sessions tend to go on
+        turn = 0.0 if session is None else lively
+        amounts = []
         for rank, row in enumerate(rows):
             by_rank = 1.0 / (1.0 + rank)
             popular = _REPEAT_WEIGHT if row in earlier else 1.0
-            amount = amounts.setdefault(row, np.zeros(len(_TERMS)))
-            amount[_POPULARITY] += popular
-            amount[_POPULARITY_RANK] += popular * by_rank
-            if session is not None:
-                amount[_TURN] += lively
-                amount[_TURN_RANK] += lively * by_rank
-                amount[_AGAIN] += lively * min(streak[row] - 1, 4)
-                self._followers.spread(row, lively * by_rank, follow)
-            self._companions.spread(row, 1.0, companions)
-            self._companions.spread(row, by_rank, companions_rank)
-        # Rows of the change: what was asked for, then what that makes likelier.
-        place = {row: at for at, row in enumerate(amounts)}
+            again = turn * min(streak[row] - 1, 4)
+            amounts.append((popular, popular * by_rank, turn, turn * by_rank, again))
+        own = np.array(amounts)
+        ranked = np.ones((len(rows), 2))
+        ranked[:, 1] /= np.arange(1, len(rows) + 1)
+        self._add(_Part(at, own, _OWN), grown)
+        others, shares = self._companions.spread(at, ranked, prior=_PRIOR)
+        self._add(_Part(others, shares, _COMPANIONS), grown)
+        if session is None:
+            return
+        promised = [_Part(at, own, _OWN_TURN)]
+        others, shares = self._followers.spread(at, lively * ranked[:, 1:], prior=_PRIOR)
+        if len(others):
+            promised.append(_Part(others, shares, _FOLLOW))
         onward = {r: lively * v for r, v in earlier.items() if r not in streak}
-        columns = (
-            (_COMPANIONS, companions),
-            (_COMPANIONS_RANK, companions_rank),
-            (_FOLLOW, follow),
-            (_EARLIER, onward),
-        )
-        for _, values in columns:
-            for row in values:
-                place.setdefault(row, len(place))
-        index = np.fromiter(place, dtype=np.int64, count=len(place))
-        matrix = np.zeros((len(place), len(_TERMS)))
-        matrix[: len(amounts)] = list(amounts.values())
-        for column, values in columns:
-            if values:
-                at = [place[row] for row in values]
-                matrix[at, column] += np.array(list(values.values()))[:, None]
-        self._x[index] += matrix * grown
-        if session is not None:
-            self._remember(session, rows, earlier, streak, turns, index, matrix)
+        if onward:
+            onward_rows = np.array(list(onward), dtype=np.int64)
+            onward_amounts = np.array(list(onward.values()))[:, None]
+            promised.append(_Part(onward_rows, onward_amounts, _EARLIER))
+        for part in promised[1:]:
+            self._add(part, grown)
+        self._remember(session, _Turn(self._now, rows, earlier, streak, turns, promised))
+
+    def _add(self, part: _Part, grown: Floats) -> None:
+        add_excitations(self._x, self._sums, part.rows, part.amounts, part.groups, grown)
 
     def _withdraw(self, session: Hashable | None) -> _Turn | None:
         """Take back what the session's last turn promised for its next one, which is now."""
@@ -310,30 +286,20 @@ class SessionForecast:
             return None
         before = self._sessions.pop(session, None)
         if before is not None:
-            exponent = (before.time_s - self._landmarks[_SESSION]) / _TAUS[_SESSION]
-            rows = before.rows
-            left = self._x[rows, _SESSION] - before.amounts * np.exp(exponent)
-            self._x[rows, _SESSION] = np.maximum(left, 0.0)
+            grown = np.exp((before.time_s - self._landmarks) / _TAUS)
+            for part in before.promised:
+                withdraw_excitations(
+                    self._x, self._sums, part.rows, part.amounts, part.groups, grown
+                )
         return before
 
-    def _remember(
-        self,
-        session: Hashable,
-        rows: list[int],
-        earlier: dict[int, float],
-        streak: dict[int, int],
-        turns: int,
-        index: Ints,
-        matrix: Floats,
-    ) -> None:
-        seen = {row: value * _EARLIER_FADE for row, value in earlier.items() if value > 0.1}
-        for row in rows:
+    def _remember(self, session: Hashable, turn: _Turn) -> None:
+        """Keep a session's turn for its next one; ``turn.earlier`` is that of the turn before."""
+        seen = {row: v * _EARLIER_FADE for row, v in turn.earlier.items() if v > 0.1}
+        for row in turn.keys:
             seen[row] = seen.get(row, 0.0) + 1.0
-        part = matrix[:, _SESSION]
-        touched = part.any(axis=1)
-        self._sessions[session] = _Turn(
-            self._now, rows, seen, streak, turns, index[touched], part[touched]
-        )
+        turn.earlier = seen
+        self._sessions[session] = turn
         if len(self._sessions) > self._sessions_max:
             self._sessions.popitem(last=False)
 
@@ -349,12 +315,14 @@ class SessionForecast:
         self._x = moved
         self.keys = [self.keys[i] for i in kept.tolist()]
         self._numbers = {key: at for at, key in enumerate(self.keys)}
+        self._sums = self._x.sum(axis=0)
+        self._companions.renumber(number)
+        self._followers.renumber(number)
         renumber = number.tolist()
-        self._companions.renumber(renumber)
-        self._followers.renumber(renumber)
         for turn in self._sessions.values():
-            alive = number[turn.rows] >= 0
-            turn.rows, turn.amounts = number[turn.rows[alive]], turn.amounts[alive]
+            for part in turn.promised:
+                alive = number[part.rows] >= 0
+                part.rows, part.amounts = number[part.rows[alive]], part.amounts[alive]
             turn.keys = [renumber[k] for k in turn.keys if renumber[k] >= 0]
             turn.earlier = {renumber[k]: v for k, v in turn.earlier.items() if renumber[k] >= 0}
             turn.streak = {renumber[k]: v for k, v in turn.streak.items() if renumber[k] >= 0}

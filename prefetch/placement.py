@@ -13,7 +13,7 @@ a hit only for a later time, because a load cannot arrive in no time.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from stoker.errors import ConfigError
 from stoker.prefetch.arena import Arena, Switch
@@ -25,8 +25,7 @@ from stoker.prefetch.shadow import PrefetchAccount
 from stoker.prefetch.tiered import QLearning, TieredPlacement
 
 
-@dataclass(frozen=True)
-class Decision:
+class Decision(NamedTuple):
     """What one access led to.
 
     Attributes:
@@ -43,8 +42,7 @@ class Decision:
     ahead: tuple[tuple[Hashable, Hashable], ...] = ()
 
 
-@dataclass(frozen=True)
-class Move:
+class Move(NamedTuple):
     """A key to make resident when a request has ended.
 
     Attributes:
@@ -201,9 +199,8 @@ class StokerPolicy:
         forecast, asked = self._forecast, self._asked
         if forecast is None or not asked:
             return []
-        gone, came = forecast.close(
-            list(asked), self._session, self._time_s, swap=self._prefetch_enabled
-        )
+        forecast.observe(list(asked), self._session, self._time_s)
+        gone, came = forecast.renew(swap=self._prefetch_enabled)
         moves: list[Move] = []
         if self.arena.forecast_acts:
             for key, evicted in self.arena.follow(gone, came):

@@ -16,18 +16,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
-from dataclasses import dataclass
 
 _JUDGED_MIN = 64  # ended prefetches per judgement
 _SURE = 2.0  # standard deviations by which harm must exceed help (sign test)
 _SCALE_MIN = 1.0 / 64.0  # a little room stays, or it could never be seen to help again
-
-
-@dataclass
-class _Pending:
-    time_s: float
-    victim: Hashable | None
-    missed_victim: bool = False
 
 
 class PrefetchAccount:
@@ -42,8 +34,10 @@ class PrefetchAccount:
         self.late = 0
         self.unused = 0
         self.polluting = 0
-        self._pending: dict[Hashable, _Pending] = {}
+        # When each was fetched, and who made room: tuples, which the collector of cycles skips.
+        self._pending: dict[Hashable, tuple[float, Hashable | None]] = {}
         self._victims: dict[Hashable, Hashable] = {}  # who made room -> for whom
+        self._missed: set[Hashable] = set()  # fetched for one that was missed meanwhile
         self._scale = 1.0
         self._judged = (0, 0, 0)  # ended, useful, polluting at the last judgement
 
@@ -55,16 +49,18 @@ class PrefetchAccount:
     def issued(self, key: Hashable, victim: Hashable | None, time_s: float) -> None:
         """A key was fetched ahead."""
         self.issued_total += 1
-        self._pending[key] = _Pending(time_s, victim)
+        self._pending[key] = (time_s, victim)
+        self._missed.discard(key)
         if victim is not None:
             self._victims[victim] = key
 
     def hit(self, key: Hashable, time_s: float) -> bool:
         """A resident key was asked for; return whether that is a hit (False when it is late)."""
-        pending = self._end(key)
+        pending = self._pending.pop(key, None)
         if pending is None:
             return True
-        if time_s > pending.time_s:
+        self._forget(key, pending[1])
+        if time_s > pending[0]:
             self.useful += 1
             return True
         self.late += 1
@@ -73,26 +69,27 @@ class PrefetchAccount:
     def missed(self, key: Hashable) -> None:
         """A key that is not resident was asked for."""
         blamed = self._victims.get(key)
-        if blamed is not None:
-            pending = self._pending.get(blamed)
-            if pending is not None:
-                pending.missed_victim = True
+        if blamed is not None and blamed in self._pending:
+            self._missed.add(blamed)
 
     def evicted(self, key: Hashable) -> None:
         """A key left."""
-        pending = self._end(key)
+        pending = self._pending.pop(key, None)
         if pending is None:
             return
-        if pending.missed_victim:
+        if self._forget(key, pending[1]):
             self.polluting += 1
         else:
             self.unused += 1
 
-    def _end(self, key: Hashable) -> _Pending | None:
-        pending = self._pending.pop(key, None)
-        if pending is not None and pending.victim is not None:
-            self._victims.pop(pending.victim, None)
-        return pending
+    def _forget(self, key: Hashable, victim: Hashable | None) -> bool:
+        """Forget an ended prefetch; tell whether the one that made room for it was missed."""
+        if victim is not None:
+            self._victims.pop(victim, None)
+        if key in self._missed:
+            self._missed.remove(key)
+            return True
+        return False
 
     def area_scale(self) -> float:
         """Return the share of its area that prefetching may use now, in (0, 1].

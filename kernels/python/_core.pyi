@@ -327,3 +327,38 @@ def add_runs(values: Annotated[NDArray[numpy.float64], dict(shape=(None, None), 
     """
     Add each run's growth times the amount to its keys' values, per part, in place.
     """
+
+class LinkCounts:
+    """Bounded counts of what goes with a key. One thread at a time."""
+
+    def __init__(self, *, degree: int) -> None: ...
+
+    def add(self, keys: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], others: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
+        """Count each key once, together with all others but itself."""
+
+    def spread(self, keys: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], amounts: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)], *, prior: float) -> tuple:
+        """
+        Return (companions, their shares of the amounts), in the order of first mention.
+        """
+
+    def renumber(self, numbers: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
+        """Give keys new numbers; below 0 a key is forgotten."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes held."""
+
+def add_excitations(values: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu')], sums: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')], rows: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], amounts: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)], groups: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], grown: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
+    """
+    Add each row's amount groups[term], where >= 0, times the term's growth, in place.
+    """
+
+def withdraw_excitations(values: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu')], sums: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')], rows: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], amounts: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)], groups: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], grown: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
+    """
+    Take back what was added with that growth, in place; nothing falls below 0.
+    """
+
+def weighted_rows(values: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)], weights: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], base: float, rows: int) -> NDArray[numpy.float32]:
+    """
+    Return the weighted sum of each of the first rows, plus base, as float32.
+    """

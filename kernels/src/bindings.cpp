@@ -59,7 +59,8 @@ void ids_of_rows(Vector<Id> ids, Matrix<std::int64_t> rows, Output<std::int64_t>
 
 }  // namespace
 
-void bind_events(nb::module_& m);  // bindings_events.cpp
+void bind_events(nb::module_& m);       // bindings_events.cpp
+void bind_excitations(nb::module_& m);  // bindings_excitations.cpp
 
 NB_MODULE(_core, m) {
   m.doc() = "Native core of Stoker: page pool, codes, and the walk over a segment.";
@@ -244,4 +245,5 @@ NB_MODULE(_core, m) {
   bind_pool(m);
   bind_segment(m);
   bind_events(m);
+  bind_excitations(m);
 }
