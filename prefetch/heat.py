@@ -32,10 +32,12 @@ from stoker.prefetch.graph import EdgeTable
 from stoker.prefetch.heat_clock import NEVER, EventClock
 from stoker.prefetch.pagerank import LooseEdges, pagerank
 from stoker.prefetch.protocols import ContentKey
+from stoker.prefetch.query_topics import QueryTopics
 from stoker.prefetch.rank_tracker import RankTracker, personalised_pagerank
 from stoker.prefetch.score import heat_score, log_share, recency
 from stoker.prefetch.settings import PrefetchSettings
 from stoker.prefetch.tail_sketch import TailSketch
+from stoker.prefetch.topics import blend
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -53,9 +55,13 @@ class HeatGraph:
     never falls.
     """
 
-    def __init__(self, settings: PrefetchSettings | None = None) -> None:
+    def __init__(
+        self, settings: PrefetchSettings | None = None, *, topics: QueryTopics | None = None
+    ) -> None:
         self.settings = settings or PrefetchSettings()
         config = self.settings
+        # Terms and entities of queries, or None: by the settings, unless brought along.
+        self.topics = QueryTopics.wanted(config) if topics is None else topics
         law = DecayLaw.named(config.heat_decay, half_life_s=config.heat_half_life_s)
         self._table = KeyTable()  # (tenant, chunk id) -> number
         self._keys: list[ContentKey] = []  # number -> (tenant, chunk id)
@@ -95,11 +101,21 @@ class HeatGraph:
         """The newest believed event time, Unix seconds; minus infinity before the first."""
         return self._clock.watermark_s
 
+    @property
+    def reads_queries(self) -> bool:
+        """Whether events must come whole, by `apply`, because topics need their texts."""
+        return self.topics is not None
+
     # ---- events in ------------------------------------------------------------------------------
 
     def apply(self, events: Sequence[Event], *, arrived_s: Sequence[float] | None = None) -> None:
-        """Take decoded events into the heat, in the order given; see `apply_batch`."""
+        """Take decoded events into the heat, in the order given; see `apply_batch`.
+
+        Only here do topics learn: a batch's columns have no texts (`reads_queries`).
+        """
         self.apply_batch(batch_of(events), arrived_s=arrived_s)
+        if self.topics is not None:
+            self.topics.observe(events, arrived_s=arrived_s)
 
     def apply_batch(
         self, batch: EventBatch, *, arrived_s: Sequence[float] | Floats | None = None
@@ -396,13 +412,20 @@ class HeatGraph:
     def demand(self, now_s: float, tenant: str | None = None) -> dict[ContentKey, float]:
         """Return the decayed access count per key: additive, so the right benefit for a plan.
 
+        With topics, hot ones take over ``topics_share`` of the total; which keys there are does not
+        depend on them.
+
         Args:
             now_s: Unix seconds; a time before the newest event counts as that event's.
             tenant: Only this tenant's keys; None means all.
         """
         keys, rows = self._selected(tenant)
         values = self._counts.values(max(now_s, self._newest()), rows)
-        return dict(zip(keys, values.tolist(), strict=True))
+        demand = dict(zip(keys, values.tolist(), strict=True))
+        if self.topics is None:
+            return demand
+        lift = {key: more for key, more in self.topics.lift(now_s).items() if key in demand}
+        return blend(demand, lift, share=self.settings.topics_share)
 
     def demand_of(self, key: ContentKey, now_s: float) -> float:
         """Return one key's decayed access count; of a key outside the table an estimate, not below.
@@ -519,14 +542,19 @@ class HeatGraph:
         return heat_state.to_snapshot(self)
 
     @staticmethod
-    def from_snapshot(data: bytes, settings: PrefetchSettings | None = None) -> HeatGraph:
-        """Return the graph that `to_snapshot` saved.
+    def from_snapshot(
+        data: bytes,
+        settings: PrefetchSettings | None = None,
+        *,
+        topics: QueryTopics | None = None,
+    ) -> HeatGraph:
+        """Return the graph that `to_snapshot` saved; without topics here, without them.
 
         Raises:
             SnapshotCorrupt: the bytes are damaged, or were written under another decay, degree or
                 size of the tail; start from the log instead.
         """
-        graph = HeatGraph(settings)
+        graph = HeatGraph(settings, topics=topics)
         heat_state.restore(graph, data)
         return graph
 

@@ -25,6 +25,8 @@ PARTS: Final = 256
 _HEAD: Final = "heat head 1"
 _PART: Final = "heat part 1"
 _PER_KEY: Final = ("last", "deleted", "edge_targets", "edge_weights")
+# Of no key, but too large for the head: an equal run of each goes into every part.
+_SPREAD: Final = ("tail", "topics")
 _DERIVED: Final = ("rank", "tracker_x", "tracker_residual")
 
 Arrays = dict[str, NDArray[Any]]
@@ -47,7 +49,7 @@ def split_heat(
     kind, values, arrays = heat_state.read_snapshot(snapshot)
     keys = values.pop("keys")
     sessions = values.pop("sessions")
-    tail = arrays.pop("tail", None)
+    spread = {name: arrays.pop(name) for name in _SPREAD if name in arrays}
     homes = np.array([_part_of(tenant, chunk_id) for tenant, chunk_id in keys], dtype=np.int64)
     order = np.argsort(homes, kind="stable")
     edges = np.searchsorted(homes[order], np.arange(PARTS + 1))
@@ -59,14 +61,14 @@ def split_heat(
         held: Arrays = {name: arrays[name][numbers] for name in _PER_KEY}
         held["numbers"] = numbers
         held["count_parts"] = arrays["count_parts"][:, numbers]
-        if tail is not None:
-            held["tail"] = tail[len(tail) * part // PARTS : len(tail) * (part + 1) // PARTS]
+        for run, array in spread.items():
+            held[run] = array[len(array) * part // PARTS : len(array) * (part + 1) // PARTS]
         plain = {
             "keys": [keys[number] for number in numbers.tolist()],
             "sessions": [[at, *sessions[at]] for at in of_sessions[part]],
             "seen": [[at, *seen[at]] for at in of_seen[part]],
         }
-        if tail is not None or any(plain.values()):
+        if spread or any(plain.values()):
             parts[part] = pack(_PART, plain, held)
     whole = {"kind": kind, "values": {**values, "tracked": False}, "key_count": len(keys)}
     digests = {str(part): digest_of(data) for part, data in parts.items()}
@@ -102,7 +104,7 @@ def join_heat(head: bytes, parts: Mapping[int, bytes]) -> tuple[bytes, list[Name
     keys: list[Any] = [None] * count
     sessions: dict[int, Any] = {}
     seen: dict[int, Name] = {}
-    tails: list[NDArray[Any]] = []
+    spread: dict[str, list[NDArray[Any]]] = {}
     for name in _PER_KEY:
         arrays[name] = np.zeros((count, *arrays[name].shape[1:]), dtype=arrays[name].dtype)
     arrays["count_parts"] = np.zeros((len(arrays["count_parts"]), count))
@@ -113,8 +115,9 @@ def join_heat(head: bytes, parts: Mapping[int, bytes]) -> tuple[bytes, list[Name
             raise SnapshotCorrupt(f"heat part {name} is {state}")
         plain, held = unpack(_PART, data)
         numbers = held.pop("numbers")
-        if "tail" in held:
-            tails.append(held.pop("tail"))
+        for run in _SPREAD:
+            if run in held:
+                spread.setdefault(run, []).append(held.pop(run))
         for field in _PER_KEY:
             arrays[field][numbers] = held[field]
         arrays["count_parts"][:, numbers] = held["count_parts"]
@@ -131,8 +134,7 @@ def join_heat(head: bytes, parts: Mapping[int, bytes]) -> tuple[bytes, list[Name
     }
     for name in _DERIVED:
         arrays[name] = np.empty(0)
-    if tails:
-        arrays["tail"] = np.concatenate(tails)
+    arrays |= {field: np.concatenate(runs) for field, runs in spread.items()}
     snapshot = heat_state.write_snapshot(heat["kind"], plain, arrays)
     return snapshot, [seen[at] for at in sorted(seen)]
 

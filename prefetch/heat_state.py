@@ -1,8 +1,8 @@
 """The heat graph's state as bytes, and back.
 
 Version 2 has neither tail nor newest accesses, version 3 a tail, version 4 the newest accesses and
-perhaps a tail. The oldest that holds what there is is written: an older Stoker reads what it can,
-and refuses the rest by name.
+perhaps a tail, version 5 topics, the rest as in 4. The oldest that holds what there is is written:
+an older Stoker reads what it can, and refuses the rest by name.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ if TYPE_CHECKING:
 _KIND = "heat graph 2"
 _KIND_TAIL = "heat graph 3"
 _KIND_RECENT = "heat graph 4"
+_KIND_TOPICS = "heat graph 5"
 # In the order in which they are written.
 _ARRAYS = (
     *("count_parts", "count_landmarks", "last", "deleted", "rank", "tracker_x"),
     *("tracker_residual", "edge_targets", "edge_weights", "loose_tails", "loose_heads"),
     *("loose_times", "tail", "recent_numbers", "recent_times", "recent_runs"),
-    *("recent_amounts", "recent_kinds"),
+    *("recent_amounts", "recent_kinds", "topics"),
 )
 
 
@@ -70,6 +71,9 @@ def to_snapshot(graph: HeatGraph) -> bytes:
     if len(recent):
         kind = _KIND_RECENT
         arrays |= _packed(recent)
+    if graph.topics is not None:
+        kind = _KIND_TOPICS
+        arrays["topics"] = np.frombuffer(graph.topics.to_bytes(), np.uint8)
     return write_snapshot(kind, values, arrays)
 
 
@@ -120,7 +124,7 @@ def read_snapshot(data: bytes) -> tuple[str, dict[str, Any], dict[str, NDArray[A
         SnapshotCorrupt: the bytes are damaged, or no heat graph's.
     """
     claimed = kind_of(data)
-    kind = claimed if claimed in (_KIND_TAIL, _KIND_RECENT) else _KIND
+    kind = claimed if claimed in (_KIND_TAIL, _KIND_RECENT, _KIND_TOPICS) else _KIND
     return kind, *unpack(kind, data)
 
 
@@ -170,6 +174,8 @@ def restore(graph: HeatGraph, data: bytes) -> None:
     graph.events_applied = values["events_applied"]
     if "recent_numbers" in arrays:
         _unpack(graph._recent, arrays)
+    if "topics" in arrays and graph.topics is not None:
+        graph.topics.restore(arrays["topics"].tobytes())
     if "tail" in arrays:
         graph._tail = TailSketch.from_state(
             values["tail"],

@@ -10,6 +10,7 @@ from typing import Any
 from stoker.errors import ConfigError
 
 DECAY_KINDS = ("exponential", "hyperbolic")
+TOPICS_OFF = "off"
 
 
 def _setting(default: Any, help_text: str) -> Any:
@@ -131,6 +132,33 @@ class PrefetchSettings:
         "Whether Q-learning competes in the arena too; off, because it needs torch and costs more "
         "than all other candidates together.",
     )
+    topics_entities: str = _setting(
+        TOPICS_OFF,
+        "What finds entities in queries: bundled (a small English pipeline), a folder or an "
+        "installed package of a spaCy pipeline, or off. Off, because on the data measured it does "
+        "not help plans; needs the extra entities. A pipeline may run code: name only one you "
+        "trust.",
+    )
+    topics_terms: bool = _setting(
+        False,
+        "Whether terms of queries are nodes too; off, because on the data measured it does not "
+        "help plans. Needs scikit-learn, extra models.",
+    )
+    topics_share: float = _setting(
+        0.1, "Share of demand that hot entities and terms take over, where on. Ratio."
+    )
+    topics_half_life_s: float = _setting(
+        21600.0, "Age at which a node's mention counts half: topics of a working day. Seconds."
+    )
+    topics_nodes_max: int = _setting(
+        10_000, "Entities and terms kept; those not asked for longest go first. Count."
+    )
+    topics_edges_per_node_max: int = _setting(
+        32, "Chunks that a node leads to; the oldest goes first. With 10,000 nodes 45 MiB. Count."
+    )
+    topics_text_length_max: int = _setting(
+        2_000, "Characters of a query that are read: a bound on time. Count."
+    )
     warm_budget_ratio: float = _setting(
         0.2, "Share of a source's bytes that a warm-up may load when no budget is given. Ratio."
     )
@@ -153,6 +181,7 @@ class PrefetchSettings:
             "graph_edge_half_life_s",
             "graph_session_gap_s",
             "pagerank_tolerance",
+            "topics_half_life_s",
         ):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0.0):
@@ -175,6 +204,9 @@ class PrefetchSettings:
             "pagerank_tick_edges_max",
             "plan_round_bytes",
             "placement_mini_capacity",
+            "topics_nodes_max",
+            "topics_edges_per_node_max",
+            "topics_text_length_max",
         ):
             if not getattr(self, name) >= 1:
                 raise ConfigError(f"{name} must be >= 1, got {getattr(self, name)!r}")
@@ -190,6 +222,10 @@ class PrefetchSettings:
             raise ConfigError(
                 f"placement_area_ratio must be in [0, 1], got {self.placement_area_ratio!r}"
             )
+        if not self.topics_entities.strip():
+            raise ConfigError("topics_entities must be off, bundled, a folder or a package, got ''")
+        if not 0.0 <= self.topics_share <= 1.0:
+            raise ConfigError(f"topics_share must be in [0, 1], got {self.topics_share!r}")
         for name in ("placement_switch_cost", "placement_refetch_per_miss"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"{name} must be >= 0, got {getattr(self, name)!r}")

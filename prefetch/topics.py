@@ -1,11 +1,13 @@
 """Terms and query clusters as nodes beside the heat graph: what a request was about.
 
-A node (a term of the query, or the cluster of its vector) leads to the chunks that were retrieved
-for it. A node's heat fades faster than its edges: what was asked for lately says which topics are
-on, the edges say what they need. `TopicHeat.lift` is one step from hot nodes to their chunks.
+A node (a term or an entity of the query, or the cluster of its vector) leads to the chunks that
+were retrieved for it. A node's heat fades faster than its edges: what was asked for lately says
+which topics are on, the edges say what they need. `TopicHeat.lift` is one step from hot nodes to
+their chunks, `TopicHeat.expected` one from the nodes of a single query.
 
 Nothing uses it by default: on the traces measured it adds nothing to decayed demand
-(`prefetch/README.md`).
+(`prefetch/README.md`). Entities are found in `entities`; `query_topics` feeds terms and entities
+from the stream of events.
 
 Terms come from scikit-learn's text analyser (tokens of two letters and more, English stop words,
 pairs of words), weighed by how rare they are. Clusters are mini-batch k-means, started from the
@@ -30,7 +32,10 @@ from stoker.errors import InputError, UnavailableError
 from stoker.prefetch.protocols import ContentKey
 
 Node = tuple[str, str]
-"""(kind, name): ("term", "page fault") or ("cluster", "17")."""
+"""(kind, name): ("term", "page fault"), ("entity", "apache kafka") or ("cluster", "17")."""
+
+AnyNode = tuple[str, ...]
+"""A `Node`, or one with more strings behind it, such as the tenant whose node it is."""
 
 
 def _sklearn(module: str) -> Any:
@@ -62,17 +67,37 @@ class Terms:
 
     def of(self, text: str) -> list[Node]:
         """Return the terms of a text, the rarest first, and count them."""
-        found = list(dict.fromkeys(self._analyse(text)))
+        found = self._found(text)
         self._texts += 1
-        rarity = {
-            term: math.log((1.0 + self._texts) / (1.0 + self._seen.get(term, 0))) for term in found
-        }
+        nodes = self._rarest(found)
         for term in found:
             self._seen[term] = self._seen.pop(term, 0) + 1
         while len(self._seen) > self._terms_max:
             self._seen.popitem(last=False)
-        found.sort(key=lambda term: (-rarity[term], term))
-        return [("term", term) for term in found[: self._per_text_max]]
+        return nodes
+
+    def peek(self, text: str) -> list[Node]:
+        """Return the terms of a text, the rarest first, and change nothing."""
+        return self._rarest(self._found(text))
+
+    def _found(self, text: str) -> list[str]:
+        return list(dict.fromkeys(self._analyse(text)))
+
+    def _rarest(self, found: list[str]) -> list[Node]:
+        rarity = {
+            term: math.log((1.0 + self._texts) / (1.0 + self._seen.get(term, 0))) for term in found
+        }
+        order = sorted(found, key=lambda term: (-rarity[term], term))
+        return [("term", term) for term in order[: self._per_text_max]]
+
+    def to_state(self) -> dict[str, Any]:
+        """Return what was counted, as plain values for a snapshot."""
+        return {"texts": self._texts, "seen": [[term, n] for term, n in self._seen.items()]}
+
+    def load_state(self, values: Mapping[str, Any]) -> None:
+        """Become what `to_state` gave."""
+        self._texts = int(values["texts"])
+        self._seen = OrderedDict((term, int(count)) for term, count in values["seen"])
 
 
 class QueryClusters:
@@ -148,10 +173,15 @@ class TopicHeat:
         self._nodes_max = nodes_max
         self._edges_max = edges_max
         # node -> (heat, seconds it is of); node -> {chunk: (weight, seconds it is of)}
-        self._heat: OrderedDict[Node, tuple[float, float]] = OrderedDict()
-        self._edges: dict[Node, dict[ContentKey, tuple[float, float]]] = {}
+        self._heat: OrderedDict[AnyNode, tuple[float, float]] = OrderedDict()
+        self._edges: dict[AnyNode, dict[ContentKey, tuple[float, float]]] = {}
 
-    def observe(self, nodes: Sequence[Node], chunks: Sequence[ContentKey], time_s: float) -> None:
+    def __len__(self) -> int:
+        return len(self._heat)
+
+    def observe(
+        self, nodes: Sequence[AnyNode], chunks: Sequence[ContentKey], time_s: float
+    ) -> None:
         """Take one request: its nodes, and the chunks retrieved for it, best first."""
         for node in nodes:
             heat, then = self._heat.pop(node, (0.0, time_s))
@@ -166,11 +196,8 @@ class TopicHeat:
                     _faded(weight, time_s - then, self._edge_half_life_s) + 1.0,
                     max(then, time_s),
                 )
-            while len(edges) > self._edges_max:
-                del edges[min(edges, key=lambda key: (edges[key][1], edges[key][0], key))]
-        while len(self._heat) > self._nodes_max:
-            node, _ = self._heat.popitem(last=False)
-            del self._edges[node]
+            self._trim(edges)
+        self._drop_oldest()
 
     def lift(self, now_s: float) -> dict[ContentKey, float]:
         """Return the accesses per chunk that hot nodes lead one to expect, >= 0.
@@ -181,16 +208,87 @@ class TopicHeat:
         lifted: dict[ContentKey, float] = {}
         for node, (heat, then) in self._heat.items():
             hot = _faded(heat, now_s - then, self._node_half_life_s)
-            if hot < 1e-3:
-                continue
-            weights = {
-                chunk: _faded(weight, now_s - at, self._edge_half_life_s)
-                for chunk, (weight, at) in self._edges[node].items()
-            }
-            total = sum(weights.values())
-            for chunk, weight in weights.items():
-                lifted[chunk] = lifted.get(chunk, 0.0) + hot * weight / total
+            if hot >= 1e-3:
+                self._add_shares(lifted, node, now_s, hot)
         return lifted
+
+    def expected(self, nodes: Sequence[AnyNode], now_s: float) -> dict[ContentKey, float]:
+        """Return what a query with these nodes leads one to expect: accesses per chunk, >= 0.
+
+        Each known node gives its chunks their shares of one access, whatever its heat: the query
+        itself is the heat. Unknown nodes give nothing. Changes nothing.
+        """
+        lifted: dict[ContentKey, float] = {}
+        for node in nodes:
+            if node in self._heat:
+                self._add_shares(lifted, node, now_s, 1.0)
+        return lifted
+
+    def _add_shares(
+        self, lifted: dict[ContentKey, float], node: AnyNode, now_s: float, amount: float
+    ) -> None:
+        weights = {
+            chunk: _faded(weight, now_s - at, self._edge_half_life_s)
+            for chunk, (weight, at) in self._edges[node].items()
+        }
+        total = sum(weights.values())
+        if total > 0.0:  # edges of decades ago fade to nothing
+            for chunk, weight in weights.items():
+                lifted[chunk] = lifted.get(chunk, 0.0) + amount * weight / total
+
+    def to_state(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+        """Return plain values and arrays for a snapshot; equal state gives equal ones."""
+        places: dict[ContentKey, int] = {}
+        heads, edges = [], []
+        for row in self._edges_in_order():
+            for chunk, edge in row.items():
+                heads.append(places.setdefault(chunk, len(places)))
+                edges.append(edge)
+        values = {"nodes": list(map(list, self._heat)), "chunks": list(map(list, places))}
+        return values, {
+            "heat": np.array(list(self._heat.values()), np.float64).reshape(-1, 2),
+            "degrees": np.array([len(row) for row in self._edges_in_order()], np.uint32),
+            "heads": np.array(heads, np.uint32),
+            "edges": np.array(edges, np.float64).reshape(-1, 2),
+        }
+
+    def load_state(self, values: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Become what `to_state` gave, within this one's own bounds.
+
+        Raises:
+            InputError: the values and arrays are not of one state.
+        """
+        nodes = [tuple(node) for node in values["nodes"]]
+        chunks = [(tenant, chunk) for tenant, chunk in values["chunks"]]
+        heads, ends = arrays["heads"].tolist(), np.cumsum(arrays["degrees"]).tolist()
+        edges = list(map(tuple, arrays["edges"].tolist()))
+        if (
+            not len(nodes) == len(arrays["heat"]) == len(ends)
+            or not len(heads) == len(edges) == (ends[-1] if ends else 0)
+            or max(heads, default=-1) >= len(chunks)
+        ):
+            raise InputError("nodes, degrees and edges of topics do not fit each other")
+        self._heat = OrderedDict(zip(nodes, map(tuple, arrays["heat"].tolist()), strict=True))
+        self._edges = {}
+        for node, start, end in zip(nodes, [0, *ends], ends, strict=False):
+            self._edges[node] = {
+                chunks[head]: edge
+                for head, edge in zip(heads[start:end], edges[start:end], strict=True)
+            }
+            self._trim(self._edges[node])
+        self._drop_oldest()
+
+    def _edges_in_order(self) -> list[dict[ContentKey, tuple[float, float]]]:
+        return [self._edges[node] for node in self._heat]
+
+    def _trim(self, edges: dict[ContentKey, tuple[float, float]]) -> None:
+        while len(edges) > self._edges_max:
+            del edges[min(edges, key=lambda key: (edges[key][1], edges[key][0], key))]
+
+    def _drop_oldest(self) -> None:
+        while len(self._heat) > self._nodes_max:
+            node, _ = self._heat.popitem(last=False)
+            del self._edges[node]
 
     def check(self) -> None:
         """Raise AssertionError on the first broken invariant."""

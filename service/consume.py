@@ -69,6 +69,16 @@ class BatchSink(Protocol):
         ...
 
 
+@runtime_checkable
+class TextSink(Protocol):
+    """A sink that may need the texts of queries, which columns do not have."""
+
+    @property
+    def reads_queries(self) -> bool:
+        """Whether events must come whole, by `apply`."""
+        ...
+
+
 @dataclasses.dataclass(frozen=True)
 class ConsumeOptions:
     """How the loop runs.
@@ -333,7 +343,8 @@ class ConsumeLoop:
     def _apply(self, records: Sequence[Record]) -> None:
         self._whole = False
         sink = self.sink
-        if isinstance(sink, BatchSink):
+        whole = isinstance(sink, TextSink) and sink.reads_queries
+        if isinstance(sink, BatchSink) and not whole:
             self._events += self._apply_columns(records, sink)
         else:
             self._events += self._apply_events(records)

@@ -38,10 +38,18 @@ class HeatSink:
             return cls(HeatGraph(settings))
         return cls(HeatGraph.from_snapshot(snapshot, settings))
 
+    @property
+    def reads_queries(self) -> bool:
+        """Whether events must come whole, by `apply`, because topics need their texts."""
+        return self._graph.reads_queries
+
     def apply(
         self, events: Sequence[Event], /, *, arrived_s: Sequence[float] | None = None
     ) -> None:
         """Take events into the heat, in the order given."""
+        if self._graph.topics is not None:
+            # A query's entities take milliseconds to find: not while others wait for the heat.
+            self._graph.topics.read_ahead(events)
         with self._lock:
             self._graph.apply(events, arrived_s=arrived_s)
 
