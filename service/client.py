@@ -1,26 +1,22 @@
-"""The SDK: `stoker.Client` for threads, `stoker.AsyncClient` for asyncio.
+"""The SDK for threads: `stoker.Client`; for asyncio there is `service.async_client`.
 
 Both keep connections open, retry what may be retried within one deadline (`service.wire` has the
-rules), return typed records and raise the classes of `stoker.errors`. The synchronous client
-stands on the standard library's `http.client`: it needs connection reuse and a time limit per
-read, and no more, so a further dependency would not pay. The asynchronous one uses aiohttp, which
-the server brings anyway.
+rules), return typed records and raise the classes of `stoker.errors`. This one stands on the
+standard library's `http.client`: it needs connection reuse and a time limit per read, and no more,
+so a further dependency would not pay.
 """
 
 from __future__ import annotations
 
-import abc
-import asyncio
 import http.client
 import ssl
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
-from urllib.parse import SplitResult, urlsplit
+from typing import Any, Self, TypeVar
 
-from stoker.errors import InputError, UnavailableError
+from stoker.errors import UnavailableError
 from stoker.service.answers import (
     EventsAnswer,
     Readiness,
@@ -29,19 +25,18 @@ from stoker.service.answers import (
     WarmupStatus,
     WriteAnswer,
 )
-from stoker.service.problems import ServerUnreachable, ServiceError
+from stoker.service.client_base import ClientBase
+from stoker.service.problems import ServerUnreachable
 from stoker.service.wire import (
     Attempts,
     Call,
     Document,
     ReadyWait,
     Reply,
-    RetryPolicy,
     delete_call,
     events_call,
     failure_of,
     ready_call,
-    search_call,
     start_warmup_call,
     steer_warmup_call,
     text_call,
@@ -50,118 +45,13 @@ from stoker.service.wire import (
     warmup_call,
 )
 
-if TYPE_CHECKING:
-    import aiohttp
-
 T = TypeVar("T")
 
-DEFAULT_URL = "http://127.0.0.1:8080"
-_USER_AGENT = "stoker-sdk/1"
 _IDLE_S_MAX = 15.0
 _READ_BYTES = 1 << 16
-# Of the client's deadline, for the server; the rest is for its answer to come back in.
-_SEARCH_SHARE = 0.9
 
 
-class _Base(abc.ABC):
-    """Where the server is, who asks, and how patiently."""
-
-    def __init__(
-        self,
-        url: str = DEFAULT_URL,
-        *,
-        key: str | None = None,
-        tenant: str | None = None,
-        deadline_s: float = 10.0,
-        retries: RetryPolicy | None = None,
-    ) -> None:
-        """Point at a server; nothing is sent yet.
-
-        Args:
-            url: Scheme, host, port and, behind a proxy, a path prefix.
-            key: Bearer key of the tenant; None where the server asks for none.
-            tenant: Whose documents; None takes the key's, or the server's default.
-            deadline_s: How long a call may take in all, retries and waits included.
-            retries: None takes `RetryPolicy()`.
-
-        Raises:
-            InputError: ``url`` is no http or https URL, ``key`` does not fit a header, or
-                ``deadline_s`` is not above 0.
-        """
-        if not deadline_s > 0:
-            raise InputError(f"deadline_s must be above 0, found {deadline_s}")
-        self.url = url.rstrip("/")
-        self.tenant = tenant
-        self.deadline_s = deadline_s
-        self._parts = _split_url(url)
-        self._prefix = self._parts.path.rstrip("/")
-        self._retries = RetryPolicy() if retries is None else retries
-        self._headers = {"User-Agent": _USER_AGENT, "Accept": "application/json"}
-        if key is not None:
-            self._headers["Authorization"] = f"Bearer {_checked_key(key)}"
-        self._begin()
-
-    @abc.abstractmethod
-    def _begin(self) -> None:
-        """Make what this kind of client keeps between calls."""
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.url!r}, tenant={self.tenant!r})"  # never the key
-
-    def _attempts(self, call: Call[Any], deadline_s: float | None) -> Attempts:
-        return Attempts(
-            self._retries,
-            idempotent=call.idempotent,
-            deadline_s=self.deadline_s if deadline_s is None else deadline_s,
-        )
-
-    def _call_headers(self, call: Call[Any]) -> dict[str, str]:
-        if call.body is None:
-            return self._headers
-        return {**self._headers, "Content-Type": call.content_type}
-
-    def _unreachable(self, error: BaseException) -> ServerUnreachable:
-        failure = ServerUnreachable(
-            f"{self.url}: {error or type(error).__name__}",
-            where=self.url,
-            action="check that the server runs and that the URL is right",
-        )
-        failure.__cause__ = error
-        return failure
-
-    def _search(self, deadline_ms: int | None, members: Mapping[str, Any]) -> Call[SearchAnswer]:
-        if deadline_ms is None:
-            deadline_ms = max(1, int(self.deadline_s * 1e3 * _SEARCH_SHARE))
-        return search_call(tenant=self.tenant, deadline_ms=deadline_ms, **members)
-
-    def _warmup_patience(self, deadline_s: float | None, wait: bool) -> float | None:
-        return deadline_s + self.deadline_s if wait and deadline_s is not None else None
-
-
-def _split_url(url: str) -> SplitResult:
-    try:
-        parts = urlsplit(url)
-        port = parts.port  # looked at, it is checked
-    except ValueError as error:
-        raise InputError(f"url: {error}") from error
-    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
-        raise InputError(f"url: expected http://HOST:PORT or https://HOST:PORT, found {url!r}")
-    if parts.username is not None or parts.query or parts.fragment:
-        # Not shown: a password may be in it.
-        raise InputError("url: expected no user, query or fragment; a key is given as `key`")
-    return parts
-
-
-def _checked_key(key: str) -> str:
-    if not key or not key.isascii() or not key.isprintable() or " " in key:
-        raise InputError(
-            f"key: expected printable ASCII without a space, found {len(key)} characters of which "
-            "some are not (a line's end, perhaps)"
-        )
-    return key
-
-
-class Client(_Base):
+class Client(ClientBase):
     """A client for programs with threads; several threads may share one."""
 
     def _begin(self) -> None:
@@ -390,162 +280,3 @@ class Client(_Base):
                 self._idle.append((time.monotonic(), connection))
                 return
         connection.close()
-
-
-class AsyncClient(_Base):
-    """A client for asyncio; use it within one event loop, as an async context manager."""
-
-    def _begin(self) -> None:
-        self._session: aiohttp.ClientSession | None = None
-
-    async def search(
-        self,
-        text: str | None = None,
-        *,
-        vector: Any = None,
-        k: int = 10,
-        filters: Mapping[str, Any] | None = None,
-        recall_target: float | None = None,
-        deadline_ms: int | None = None,
-        session: str | None = None,
-        route: str | None = None,
-        include_text: bool = True,
-        include_metadata: bool = True,
-    ) -> SearchAnswer:
-        """Find the nearest documents; see `Client.search`."""
-        members = dict(
-            text=text, vector=vector, k=k, filters=filters, recall_target=recall_target,
-            session=session, route=route, include_text=include_text,
-            include_metadata=include_metadata,
-        )  # fmt: skip
-        return await self._run(self._search(deadline_ms, members))
-
-    async def upsert(
-        self, documents: Sequence[Document | Mapping[str, Any]], *, deadline_s: float | None = None
-    ) -> WriteAnswer:
-        """Write documents; see `Client.upsert`."""
-        return await self._run(upsert_call(documents, self.tenant), deadline_s)
-
-    async def delete(self, document_id: str) -> WriteAnswer:
-        """Delete one document; see `Client.delete`."""
-        return await self._run(delete_call(document_id, self.tenant))
-
-    async def send_events(self, events: Sequence[Mapping[str, Any]]) -> EventsAnswer:
-        """Send CloudEvents; see `Client.send_events`."""
-        return await self._run(events_call(events))
-
-    async def mark_used(
-        self,
-        chunk_ids: Sequence[str],
-        *,
-        session: str | None = None,
-        route: str | None = None,
-    ) -> EventsAnswer:
-        """Tell the server which results were really used."""
-        event = used_event(chunk_ids, tenant=self.tenant, session=session, route=route)
-        return await self.send_events([event])
-
-    async def warmup(self) -> WarmupStatus:
-        """Return the state of the warm-up; see `Client.warmup`."""
-        return await self._run(warmup_call())
-
-    async def start_warmup(
-        self,
-        *,
-        budget_bytes: int | None = None,
-        deadline_s: float | None = None,
-        everything: bool = False,
-        wait: bool = False,
-    ) -> WarmupStatus:
-        """Start a warm-up; see `Client.start_warmup`."""
-        return await self._run(
-            start_warmup_call(budget_bytes, deadline_s, everything=everything, wait=wait),
-            self._warmup_patience(deadline_s, wait),
-        )
-
-    async def steer_warmup(self, action: WarmupAction) -> WarmupStatus:
-        """Steer the warm-up that runs; see `Client.steer_warmup`."""
-        return await self._run(steer_warmup_call(action))
-
-    async def ready(self) -> Readiness:
-        """Return whether traffic should come, and what is waited for."""
-        return await self._run(ready_call())
-
-    async def wait_ready(self, timeout_s: float) -> Readiness:
-        """Return once the server is ready; see `Client.wait_ready`."""
-        waiting = ReadyWait(timeout_s, where=self.url)
-        while True:
-            left_s = waiting.left_s()
-            try:
-                readiness = await self._run(ready_call(), left_s)
-                if waiting.ends_with(readiness):
-                    return readiness
-            except UnavailableError as error:
-                waiting.note(str(error))
-            await asyncio.sleep(waiting.pause_s())
-
-    async def metrics(self) -> str:
-        """Return the metrics page, in Prometheus' text form."""
-        return await self._run(text_call("/metrics"))
-
-    async def close(self) -> None:
-        """Close the kept connections."""
-        if self._session is not None:
-            await self._session.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
-
-    async def _run(self, call: Call[T], deadline_s: float | None = None) -> T:
-        import aiohttp
-
-        attempts = self._attempts(call, deadline_s)
-        while True:
-            failure: ServiceError
-            sent, retry_after_s = True, 0.0
-            try:
-                reply = await self._exchange(call, attempts)
-            except aiohttp.ClientConnectorError as error:
-                failure, sent = self._unreachable(error), False
-            except TimeoutError as error:
-                attempts.left_s()
-                failure = self._unreachable(error)
-            except (aiohttp.ClientError, OSError) as error:
-                failure = self._unreachable(error)
-            else:
-                if reply.status < 400 or call.path == "/readyz":
-                    return call.read(reply)
-                failure, retry_after_s = failure_of(reply)
-            await asyncio.sleep(attempts.wait_s(failure, sent=sent, retry_after_s=retry_after_s))
-
-    async def _exchange(self, call: Call[Any], attempts: Attempts) -> Reply:
-        import aiohttp
-
-        if self._session is None:
-            self._session = aiohttp.ClientSession()
-        if self._session.closed:
-            raise ServerUnreachable("this client is closed", action="make a new AsyncClient")
-        async with self._session.request(
-            call.method,
-            self._request_url(call),
-            data=call.body,
-            headers=self._call_headers(call),
-            timeout=aiohttp.ClientTimeout(total=attempts.left_s()),
-        ) as response:
-            body = await response.read()
-            headers = {name.lower(): value for name, value in response.headers.items()}
-            return Reply(response.status, headers, body)
-
-    def _request_url(self, call: Call[Any]) -> Any:
-        from yarl import URL
-
-        # encoded: a document id may hold an escaped slash, which must stay one.
-        return URL(self.url + call.path, encoded=True)

@@ -24,14 +24,9 @@ from collections.abc import Iterator, Mapping, Sequence
 import structlog
 
 from stoker.errors import InputError
-from stoker.service.embedded_topic import (
-    OFFSET_BITS,
-    OFFSET_MASK,
-    EmbeddedTopic,
-    transaction,
-    translated,
-)
+from stoker.service.embedded_topic import EmbeddedTopic
 from stoker.service.streams import PartitionLost, RebalanceListener, Record
+from stoker.service.topic_file import OFFSET_BITS, OFFSET_MASK, transaction, translated
 
 log = structlog.get_logger(__name__)
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from stoker.errors import InputError
 from stoker.service.embedded_group import EmbeddedConsumer
-from stoker.service.embedded_topic import EmbeddedOptions, EmbeddedTopic, make_topic, topic_path
+from stoker.service.embedded_topic import EmbeddedOptions, EmbeddedTopic
 from stoker.service.streams import (
     CLOSE_S,
     Consumer,
@@ -30,6 +30,7 @@ from stoker.service.streams import (
     RebalanceListener,
     TopicSpec,
 )
+from stoker.service.topic_file import make_topic, topic_path
 
 
 class EmbeddedLog:

@@ -5,12 +5,8 @@ See `service.embedded_log` for what it is part of and why it is SQLite.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import fcntl
-import json
 import math
-import os
 import sqlite3
 import threading
 import time
@@ -26,37 +22,21 @@ from stoker.service.streams import (
     LogFull,
     LogUnavailable,
     Record,
-    TopicSpec,
     check_record_sizes,
+)
+from stoker.service.topic_file import (
+    OFFSET_BITS,
+    OFFSET_MASK,
+    check_format,
+    connect,
+    read_spec,
+    transaction,
+    translated,
 )
 
 log = structlog.get_logger(__name__)
 
-FORMAT_VERSION: Final = 1
-_APPLICATION_ID: Final = 0x53544B4C  # "STKL": tells our files from other SQLite files
-# A record's row id is (partition << 40) | offset: one b-tree serves all partitions, and reading a
-# partition is a range scan of it.
-OFFSET_BITS: Final = 40
-OFFSET_MASK: Final = (1 << OFFSET_BITS) - 1
 _RETENTION_ROWS: Final = 4096  # looked at per step, so that one append never pays for a whole day
-
-_SCHEMA: Final = """
-CREATE TABLE IF NOT EXISTS spec (id INTEGER PRIMARY KEY CHECK (id = 0), json TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS records (
-    id INTEGER PRIMARY KEY, time_s REAL NOT NULL, key BLOB NOT NULL, value BLOB);
-CREATE TABLE IF NOT EXISTS partitions (
-    partition INTEGER PRIMARY KEY, first INTEGER NOT NULL, next INTEGER NOT NULL,
-    bytes INTEGER NOT NULL, compacted_bytes INTEGER NOT NULL);
-CREATE TABLE IF NOT EXISTS members (
-    grp TEXT NOT NULL, member TEXT NOT NULL, lease_until_s REAL NOT NULL, lease_s REAL NOT NULL,
-    PRIMARY KEY (grp, member)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS claims (
-    grp TEXT NOT NULL, partition INTEGER NOT NULL, member TEXT NOT NULL,
-    PRIMARY KEY (grp, partition)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS commits (
-    grp TEXT NOT NULL, partition INTEGER NOT NULL, next INTEGER NOT NULL,
-    PRIMARY KEY (grp, partition)) WITHOUT ROWID;
-"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,10 +82,10 @@ class EmbeddedTopic:
         self.path = path
         self.options = options
         with translated(path):
-            self._writer = _connect(path, options.busy_timeout_s)
+            self._writer = connect(path, options.busy_timeout_s)
             try:
-                _check_format(self._writer, path)
-                self.spec = _read_spec(self._writer, path)
+                check_format(self._writer, path)
+                self.spec = read_spec(self._writer, path)
             except BaseException:
                 self._writer.close()
                 raise
@@ -119,7 +99,7 @@ class EmbeddedTopic:
     def open_reader(self) -> sqlite3.Connection:
         """Open a connection of the caller's own; a consumer has one."""
         with translated(self.path):
-            return _connect(self.path, self.options.busy_timeout_s)
+            return connect(self.path, self.options.busy_timeout_s)
 
     def partition_of(self, key: bytes) -> int:
         """Return the partition that `key` always goes to."""
@@ -284,7 +264,7 @@ class EmbeddedTopic:
 
     def _retain(self, connection: sqlite3.Connection) -> None:
         # Another process may have changed the retention; the partitions never change.
-        self.spec = spec = _read_spec(connection, self.path)
+        self.spec = spec = read_spec(connection, self.path)
         if spec.compacted:
             return
         for partition, row in self._partition_rows(connection).items():
@@ -392,147 +372,3 @@ class _Ticket:
         self.entries = entries
         self.done = False
         self.error: Exception | None = None
-
-
-@contextlib.contextmanager
-def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """Run the block as one write: all of it is durable at the end, or none of it happened."""
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        connection.execute("COMMIT")
-    except BaseException:
-        # COMMIT itself can fail (disk full) and leave the transaction open.
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
-
-
-@contextlib.contextmanager
-def translated(path: Path) -> Iterator[None]:
-    """Turn SQLite's errors into ours, in one place."""
-    try:
-        yield
-    except sqlite3.Error as error:
-        name = getattr(error, "sqlite_errorname", "")
-        if name.startswith("SQLITE_FULL"):
-            raise LogFull(f"{path}: the disk is full") from error
-        if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
-            raise CorruptError(f"{path}: {error}") from error
-        raise LogUnavailable(f"{path}: {error}") from error
-    except OSError as error:
-        raise LogUnavailable(f"{path}: {error.strerror}") from error
-
-
-def _connect(path: Path, busy_timeout_s: float, *, make: bool = False) -> sqlite3.Connection:
-    mode = "rwc" if make else "rw"
-    uri = f"{path.absolute().as_uri()}?mode={mode}"
-    connection = sqlite3.connect(
-        uri,
-        uri=True,
-        isolation_level=None,
-        timeout=busy_timeout_s,
-        check_same_thread=False,
-        cached_statements=64,
-    )
-    try:
-        connection.execute("PRAGMA synchronous=FULL")
-        connection.execute("PRAGMA journal_size_limit=67108864")
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-def _make_tables(connection: sqlite3.Connection, path: Path, spec: TopicSpec) -> None:
-    version = connection.execute("PRAGMA user_version").fetchone()[0]
-    tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-    if version or tables:
-        _check_format(connection, path)
-        stored = _read_spec(connection, path)
-        if stored.partition_count != spec.partition_count:
-            raise ConfigError(
-                f"topic {spec.name} in {path} has {stored.partition_count} partitions, "
-                f"{spec.partition_count} were asked for; the order of a key's events would break: "
-                "set the number that is there, or use another topic"
-            )
-    else:
-        # 8 KiB: several records of a few hundred bytes per page.
-        connection.execute("PRAGMA page_size=8192")
-        connection.execute("PRAGMA journal_mode=WAL")
-    with transaction(connection):
-        for statement in _SCHEMA.split(";"):
-            connection.execute(statement)
-        connection.execute(f"PRAGMA application_id={_APPLICATION_ID}")
-        connection.execute(f"PRAGMA user_version={FORMAT_VERSION}")
-        connection.execute(
-            "INSERT OR REPLACE INTO spec VALUES (0, ?)",
-            (json.dumps(spec.__dict__, sort_keys=True),),
-        )
-        connection.executemany(
-            "INSERT OR IGNORE INTO partitions VALUES (?, 0, 0, 0, 0)",
-            [(partition,) for partition in range(spec.partition_count)],
-        )
-
-
-def _check_format(connection: sqlite3.Connection, path: Path) -> None:
-    found = connection.execute("PRAGMA application_id").fetchone()[0]
-    if found != _APPLICATION_ID:
-        raise CorruptError(
-            f"{path}: offset 68: expected a Stoker event log (application id "
-            f"{_APPLICATION_ID:#x}), found {found:#x}"
-        )
-    version = connection.execute("PRAGMA user_version").fetchone()[0]
-    if version != FORMAT_VERSION:
-        raise CorruptError(
-            f"{path}: offset 60: expected event log version {FORMAT_VERSION}, found {version}; "
-            "a newer Stoker wrote it"
-        )
-
-
-def _read_spec(connection: sqlite3.Connection, path: Path) -> TopicSpec:
-    row = connection.execute("SELECT json FROM spec WHERE id = 0").fetchone()
-    if row is None:
-        raise CorruptError(f"{path}: the topic's description is missing")
-    return TopicSpec(**json.loads(row[0]))
-
-
-def make_topic(root: Path, spec: TopicSpec, busy_timeout_s: float) -> None:
-    """Make or update the topic's file, and sync the folder that names it.
-
-    Raises:
-        ConfigError: the topic is there with another number of partitions.
-        LogUnavailable: the folder cannot be written.
-    """
-    path = topic_path(root, spec.name)
-    with translated(path), _folder_lock(root):
-        connection = _connect(path, busy_timeout_s, make=True)
-        try:
-            _make_tables(connection, path, spec)
-        finally:
-            connection.close()
-        _sync_folder(root)
-
-
-def topic_path(root: Path, name: str) -> Path:
-    """Return where the topic's file is."""
-    return root / f"{name}.sqlite"
-
-
-@contextlib.contextmanager
-def _folder_lock(root: Path) -> Iterator[None]:
-    """Let one process at a time make files; SQLite's own locks do not cover a first open."""
-    descriptor = os.open(root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -23,13 +23,14 @@ if TYPE_CHECKING:
     from stoker.index.residency import Residency
     from stoker.prefetch.receipt import Receipt
     from stoker.prefetch.warm_control import WarmControl
-    from stoker.service.client import AsyncClient, Client
+    from stoker.service.async_client import AsyncClient
+    from stoker.service.client import Client
     from stoker.service.embedded import Index, build, open
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "AsyncClient": "stoker.service.client",
+    "AsyncClient": "stoker.service.async_client",
     "BuildReport": "stoker.index.build",
     "Client": "stoker.service.client",
     "Hits": "stoker.index.hits",

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from stoker.errors import InputError
-from stoker.service.client import AsyncClient, Client
+from stoker.service.async_client import AsyncClient
+from stoker.service.client import Client
 from stoker.service.problems import ServerUnreachable
 from stoker.service.wire import RetryPolicy
 

@@ -24,7 +24,8 @@ from stoker.errors import InputError, UnavailableError
 from stoker.index.collection import Collection
 from stoker.index.collection_build import build_collection
 from stoker.service import routes_health
-from stoker.service.client import AsyncClient, Client
+from stoker.service.async_client import AsyncClient
+from stoker.service.client import Client
 from stoker.service.embedded_log import EmbeddedLog
 from stoker.service.problems import (
     KeyMissing,

@@ -1,0 +1,116 @@
+"""What the SDK's two clients share: where the server is, who asks, and how patiently."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import SplitResult, urlsplit
+
+from stoker.errors import InputError
+from stoker.service.answers import SearchAnswer
+from stoker.service.problems import ServerUnreachable
+from stoker.service.wire import Attempts, Call, RetryPolicy, search_call
+
+DEFAULT_URL = "http://127.0.0.1:8080"
+_USER_AGENT = "stoker-sdk/1"
+# Of the client's deadline, for the server; the rest is for its answer to come back in.
+_SEARCH_SHARE = 0.9
+
+
+class ClientBase(abc.ABC):
+    """Where the server is, who asks, and how patiently."""
+
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        key: str | None = None,
+        tenant: str | None = None,
+        deadline_s: float = 10.0,
+        retries: RetryPolicy | None = None,
+    ) -> None:
+        """Point at a server; nothing is sent yet.
+
+        Args:
+            url: Scheme, host, port and, behind a proxy, a path prefix.
+            key: Bearer key of the tenant; None where the server asks for none.
+            tenant: Whose documents; None takes the key's, or the server's default.
+            deadline_s: How long a call may take in all, retries and waits included.
+            retries: None takes `RetryPolicy()`.
+
+        Raises:
+            InputError: ``url`` is no http or https URL, ``key`` does not fit a header, or
+                ``deadline_s`` is not above 0.
+        """
+        if not deadline_s > 0:
+            raise InputError(f"deadline_s must be above 0, found {deadline_s}")
+        self.url = url.rstrip("/")
+        self.tenant = tenant
+        self.deadline_s = deadline_s
+        self._parts = _split_url(url)
+        self._prefix = self._parts.path.rstrip("/")
+        self._retries = RetryPolicy() if retries is None else retries
+        self._headers = {"User-Agent": _USER_AGENT, "Accept": "application/json"}
+        if key is not None:
+            self._headers["Authorization"] = f"Bearer {_checked_key(key)}"
+        self._begin()
+
+    @abc.abstractmethod
+    def _begin(self) -> None:
+        """Make what this kind of client keeps between calls."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r}, tenant={self.tenant!r})"  # never the key
+
+    def _attempts(self, call: Call[Any], deadline_s: float | None) -> Attempts:
+        return Attempts(
+            self._retries,
+            idempotent=call.idempotent,
+            deadline_s=self.deadline_s if deadline_s is None else deadline_s,
+        )
+
+    def _call_headers(self, call: Call[Any]) -> dict[str, str]:
+        if call.body is None:
+            return self._headers
+        return {**self._headers, "Content-Type": call.content_type}
+
+    def _unreachable(self, error: BaseException) -> ServerUnreachable:
+        failure = ServerUnreachable(
+            f"{self.url}: {error or type(error).__name__}",
+            where=self.url,
+            action="check that the server runs and that the URL is right",
+        )
+        failure.__cause__ = error
+        return failure
+
+    def _search(self, deadline_ms: int | None, members: Mapping[str, Any]) -> Call[SearchAnswer]:
+        if deadline_ms is None:
+            deadline_ms = max(1, int(self.deadline_s * 1e3 * _SEARCH_SHARE))
+        return search_call(tenant=self.tenant, deadline_ms=deadline_ms, **members)
+
+    def _warmup_patience(self, deadline_s: float | None, wait: bool) -> float | None:
+        return deadline_s + self.deadline_s if wait and deadline_s is not None else None
+
+
+def _split_url(url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+        port = parts.port  # looked at, it is checked
+    except ValueError as error:
+        raise InputError(f"url: {error}") from error
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+        raise InputError(f"url: expected http://HOST:PORT or https://HOST:PORT, found {url!r}")
+    if parts.username is not None or parts.query or parts.fragment:
+        # Not shown: a password may be in it.
+        raise InputError("url: expected no user, query or fragment; a key is given as `key`")
+    return parts
+
+
+def _checked_key(key: str) -> str:
+    if not key or not key.isascii() or not key.isprintable() or " " in key:
+        raise InputError(
+            f"key: expected printable ASCII without a space, found {len(key)} characters of which "
+            "some are not (a line's end, perhaps)"
+        )
+    return key
