@@ -10,27 +10,11 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from stoker.prefetch.forecast import Ints, Rates, SessionForecast
+from stoker.kernels._core import renew_rows
+from stoker.prefetch.forecast import Ints, SessionForecast
 
 _SWAPS_MAX = 64
-
-
-def _least(rows: Ints, values: Rates, count: int) -> Ints:
-    """Return the rows of the ``count`` least values, rising; of equals the lower row comes first.
-
-    Args:
-        rows: int64, shape (n,), rising.
-        values: float32, shape (n,).
-        count: At least 0; above n, all rows are returned.
-    """
-    if count <= 0:
-        return rows[:0]
-    if count < len(rows):
-        near = values <= np.partition(values, count - 1)[count - 1]
-        rows, values = rows[near], values[near]
-    return rows[np.argsort(values, kind="stable")[:count]]
 
 
 class ForecastCache:
@@ -103,62 +87,37 @@ class ForecastCache:
             The keys that left and the keys that came.
         """
         forecast, flags, asked = self.forecast, self._flags, self._asked
-        known = [row for row in map(forecast.number, asked) if row is not None]
-        came = [row for row in known if not flags[row]]
-        for row in came:
+        rows = [row for row in map(forecast.number, asked) if row is not None]
+        newcomers = {row for row in rows if not flags[row]}
+        for row in newcomers:
             flags[row] = True
-        inside = self._inside[: len(forecast.keys)]
-        rates = forecast.rates()
-        there = np.flatnonzero(inside)
-        over = max(0, len(there) - self.capacity)
-        free = max(0, self.capacity - len(there))
         room = int(self._area_max * self.area_scale) - len(self._fresh) if swap else 0
-        swaps = max(0, min(_SWAPS_MAX, room))
-        least = _least(there, rates[there], over + swaps)
-        inside[least[:over]] = False
-        left: list[int] = least[:over].tolist()
-        entered: list[int] = []
-        if swaps:
-            swapped, entered = self._swap(inside, rates, least[over:], free=free, count=swaps)
-            left += swapped
-        self._size = len(there) - len(left) + len(entered)
-        names, newcomers = forecast.keys, set(came)
+        left, entered = renew_rows(
+            forecast.rates(),
+            self._inside,
+            capacity=self.capacity,
+            swaps=max(0, min(_SWAPS_MAX, room)),
+            gain=self.swap_gain,
+        )
+        self._size += len(newcomers) - len(left) + len(entered)
+        names = forecast.keys
         gone = [names[row] for row in sorted(row for row in left if row not in newcomers)]
         newcomers.difference_update(left)
-        arrived = [names[row] for row in sorted([*newcomers, *entered])]
-        self._fresh.difference_update(gone)
-        self._fresh.update(key for key in arrived if key not in asked)
+        came = [names[row] for row in sorted([*newcomers, *entered])]
+        fresh = self._fresh
+        fresh.difference_update(gone)
+        fresh.update(names[row] for row in entered)
         if self._lost:
+            fresh.difference_update(self._lost)
             gone += self._lost
-            self._fresh.difference_update(self._lost)
             self._lost = []
         self._asked = {}
-        return gone, arrived
-
-    def _swap(
-        self, inside: NDArray[np.bool_], rates: Rates, least: Ints, *, free: int, count: int
-    ) -> tuple[list[int], list[int]]:
-        """Bring in up to ``count`` of the best outside; return the rows that left and that came."""
-        if free:
-            away = np.flatnonzero(~inside)
-        elif len(least):
-            away = np.flatnonzero((rates > self.swap_gain * rates[least[0]]) & ~inside)
-        else:
-            return [], []
-        best = _least(away, -rates[away], count)
-        filled, best = best[:free], best[free:]
-        pairs = min(len(best), len(least))
-        best, least = best[:pairs], least[:pairs]
-        worth = rates[best] > self.swap_gain * rates[least]
-        best, least = best[worth], least[worth]
-        inside[filled] = True
-        inside[best] = True
-        inside[least] = False
-        return least.tolist(), [*filled.tolist(), *best.tolist()]
+        return gone, came
 
     def _renumber(self, names: list[Hashable], kept: Ints) -> None:
         moved = np.zeros_like(self._inside)
         moved[: len(kept)] = self._inside[kept]
+        self._size = int(np.count_nonzero(moved))
         self._inside[kept] = False
         self._lost += [names[row] for row in np.flatnonzero(self._inside).tolist()]
         self._inside, self._flags = moved, moved.data

@@ -362,3 +362,8 @@ def weighted_rows(values: Annotated[NDArray[numpy.float64], dict(shape=(None, No
     """
     Return the weighted sum of each of the first rows, plus base, as float32.
     """
+
+def renew_rows(rates: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], inside: Annotated[NDArray[numpy.bool_], dict(shape=(None,), order='C', device='cpu')], *, capacity: int, swaps: int, gain: float) -> tuple[list[int], list[int]]:
+    """
+    Renew which rows are inside, in place; return (rows that left, rows that came).
+    """

@@ -1,6 +1,10 @@
 // The Python face of excitations and counts of what goes together; registered by bindings.cpp.
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/vector.h>
+
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "bindings.hpp"
 #include "stoker/errors.hpp"
@@ -105,4 +109,19 @@ void bind_excitations(nb::module_& m) {
       },
       "values"_a, "weights"_a, "base"_a, "rows"_a,
       "Return the weighted sum of each of the first rows, plus base, as float32.");
+  m.def(
+      "renew_rows",
+      [](Vector<float> rates, nb::ndarray<bool, nb::ndim<1>, nb::c_contig, nb::device::cpu> inside,
+         std::size_t capacity, std::size_t swaps, float gain) {
+        if (inside.shape(0) < rates.shape(0)) throw stoker::BadInput("more rates than rows");
+        stoker::Renewal out;
+        {
+          const nb::gil_scoped_release release;
+          out = stoker::renew_rows(rates.data(), inside.data(), rates.shape(0), capacity, swaps,
+                                   gain);
+        }
+        return std::make_pair(std::move(out.left), std::move(out.came));
+      },
+      "rates"_a, "inside"_a, nb::kw_only(), "capacity"_a, "swaps"_a, "gain"_a,
+      "Renew which rows are inside, in place; return (rows that left, rows that came).");
 }

@@ -46,6 +46,17 @@ std::size_t key_at(std::int64_t key) {
   return static_cast<std::size_t>(key);
 }
 
+// Leaves the first `count` of `rows` in order, and no others.
+template <typename Before>
+void keep_first(std::vector<std::int64_t>& rows, std::size_t count, Before before) {
+  if (count < rows.size()) {
+    std::nth_element(rows.begin(), rows.begin() + static_cast<std::ptrdiff_t>(count), rows.end(),
+                     before);
+    rows.resize(count);
+  }
+  std::sort(rows.begin(), rows.end(), before);
+}
+
 }  // namespace
 
 void add_excitations(const Excitations& table, const Amounts& added, const double* grown) {
@@ -77,6 +88,46 @@ void weighted_rows(const double* values, std::size_t rows, std::size_t terms,
     if (even < terms) first += row[even] * weights[even];
     out[at] = static_cast<float>(first + second);
   }
+}
+
+Renewal renew_rows(const float* rates, bool* inside, std::size_t rows, std::size_t capacity,
+                   std::size_t swaps, float gain) {
+  std::vector<std::int64_t> least;
+  for (std::size_t row = 0; row < rows; ++row) {
+    if (inside[row]) least.push_back(static_cast<std::int64_t>(row));
+  }
+  const std::size_t over = least.size() > capacity ? least.size() - capacity : 0;
+  const std::size_t free = capacity > least.size() ? capacity - least.size() : 0;
+  keep_first(least, over + swaps, [rates](std::int64_t a, std::int64_t b) {
+    return rates[a] < rates[b] || (rates[a] == rates[b] && a < b);
+  });
+  Renewal out;
+  for (std::size_t i = 0; i < over; ++i) {
+    inside[least[i]] = false;
+    out.left.push_back(least[i]);
+  }
+  if (swaps == 0 || (free == 0 && least.size() == over)) return out;
+  std::vector<std::int64_t> best;
+  for (std::size_t row = 0; row < rows; ++row) {
+    // Where there is no free room, what is not worth more than the very least cannot come.
+    if (!inside[row] && (free > 0 || rates[row] > gain * rates[least[over]])) {
+      best.push_back(static_cast<std::int64_t>(row));
+    }
+  }
+  keep_first(best, swaps, [rates](std::int64_t a, std::int64_t b) {
+    return rates[a] > rates[b] || (rates[a] == rates[b] && a < b);
+  });
+  for (std::size_t i = 0; i < best.size(); ++i) {
+    if (i >= free) {
+      const std::size_t at = over + i - free;
+      if (at >= least.size() || !(rates[best[i]] > gain * rates[least[at]])) break;
+      inside[least[at]] = false;
+      out.left.push_back(least[at]);
+    }
+    inside[best[i]] = true;
+    out.came.push_back(best[i]);
+  }
+  return out;
 }
 
 LinkCounts::LinkCounts(std::size_t degree) : degree_(degree) {

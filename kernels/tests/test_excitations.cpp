@@ -53,6 +53,29 @@ void test_weighted_rows() {
   CHECK(out == (std::vector<float>{321.5f, 654.5f}));
 }
 
+void test_renewal() {
+  using Rows = std::vector<std::int64_t>;
+  const float rates[] = {5.0f, 1.0f, 1.0f, 9.0f, 4.0f, 9.0f};
+  bool inside[] = {true, true, true, false, true, false};
+  Renewal out = renew_rows(rates, inside, 6, 2, 0, 1.5f);  // too many: the least leave
+  CHECK(out.left == (Rows{1, 2}));
+  CHECK(out.came.empty());
+  out = renew_rows(rates, inside, 6, 2, 8, 1.5f);  // 9 for 4, and 9 for 5
+  CHECK(out.left == (Rows{4, 0}));
+  CHECK(out.came == (Rows{3, 5}));
+  out = renew_rows(rates, inside, 6, 4, 1, 1.5f);  // one may come, into free room
+  CHECK(out.left.empty());
+  CHECK(out.came == Rows{0});
+  out = renew_rows(rates, inside, 6, 4, 3, 1.0f);  // one more is free, nothing else pays
+  CHECK(out.left.empty());
+  CHECK(out.came == Rows{4});
+  out = renew_rows(rates, inside, 6, 0, 3, 1.0f);  // no room at all
+  CHECK(out.left == (Rows{4, 0, 3, 5}));
+  CHECK(out.came.empty());
+  CHECK(std::none_of(inside, inside + 6, [](bool in) { return in; }));
+  CHECK(renew_rows(rates, inside, 0, 2, 3, 1.0f).came.empty());
+}
+
 // The slow and obvious way.
 struct Model {
   struct Row {
@@ -168,6 +191,7 @@ void test_bad_numbers() {
 int main() {
   RUN(test_add_and_withdraw);
   RUN(test_weighted_rows);
+  RUN(test_renewal);
   RUN(test_counts_against_the_model);
   RUN(test_bad_numbers);
   return 0;

@@ -39,6 +39,18 @@ void withdraw_excitations(const Excitations& table, const Amounts& added, const 
 void weighted_rows(const double* values, std::size_t rows, std::size_t terms,
                    const double* weights, double base, float* out);
 
+// Rows that a renewal of a content took out and brought in; each in the order of its kind.
+struct Renewal {
+  std::vector<std::int64_t> left, came;
+};
+
+// Renews which rows are inside, by their rates: first the least leave until no more than `capacity`
+// are there; then up to `swaps` of the best outside come, into free room, and after that for the
+// least inside while worth more than `gain` (>= 1) times those. Of equal rates, the lower row leaves
+// first and comes first.
+Renewal renew_rows(const float* rates, bool* inside, std::size_t rows, std::size_t capacity,
+                   std::size_t swaps, float gain);
+
 // What part of what goes with some keys fell to whom, in the order of their first mention.
 struct Spread {
   std::vector<std::int64_t> keys;
