@@ -10,11 +10,9 @@ every answer says so; nothing is silently narrower.
 
 from __future__ import annotations
 
-import contextlib
-import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,16 +22,12 @@ import structlog
 from numpy.typing import NDArray
 
 from stoker.errors import StokerError
-from stoker.index.documents import StorageFull as DocumentsFull
 from stoker.index.filters import FilterError
-from stoker.index.generation import NoRoom
 from stoker.index.hits import Hits
 from stoker.kvcache.lookup import Reuse
 from stoker.kvcache.tenant_lookups import Fence
 from stoker.prefetch.coverage_curve import KNOWN, Coverage
 from stoker.prefetch.events import (
-    DOCUMENT_DELETED,
-    DOCUMENT_UPSERTED,
     SEARCH_PERFORMED,
     Event,
     EventError,
@@ -51,17 +45,16 @@ from stoker.service.answers import (
 )
 from stoker.service.bodies import DocumentRow, SearchRequest, WarmupRequest
 from stoker.service.configuration import StokerConfig
+from stoker.service.document_writes import DocumentWrites, index_id, storing
+from stoker.service.engine_metrics import ShownParts
 from stoker.service.engine_parts import Parts
 from stoker.service.metrics import Metrics
-from stoker.service.placement_wiring import LivePlacement
 from stoker.service.problems import (
     DeadlinePassed,
     FeatureOff,
     RequestError,
-    StorageFull,
 )
 from stoker.service.reuse_front import ReuseFront
-from stoker.service.streams import LogFull
 from stoker.service.warmup import WarmupRunner
 
 log = structlog.get_logger(__name__)
@@ -70,7 +63,6 @@ Vector = NDArray[np.float32]
 
 _STOP_S = 8.0
 _STOP_S_MIN = 0.2  # a part that others left no time is still asked
-_WHOLE = re.compile(r"0|-?[1-9][0-9]{0,18}")
 _EVENT_CHUNKS = 1_000
 
 
@@ -116,14 +108,17 @@ class Engine:
         self._closing = threading.Event()
         self._when_closed = closed
         self._lock = threading.Lock()
-        self._counted: dict[str, float] = {}
+        self._shown = ShownParts(parts, self.metrics)
+        self._writes = DocumentWrites(
+            parts, reuse=self._reuse, metrics=self.metrics, changed=self._offer_change
+        )
         self._warmup = WarmupRunner(
             self._warm_sources,
             self._demand_for_warmup,
             parts.index.page_counts,
             settings=config.prefetch,
             receipt_path=receipt_path,
-            finished=self._note_receipt,
+            finished=self._shown.note_receipt,
             coverage=self._coverage,
         )
 
@@ -360,7 +355,7 @@ class Engine:
     ) -> tuple[SearchResult, ...]:
         if not found or not (request.include_text or request.include_metadata):
             return tuple(SearchResult(result_id, score) for result_id, score in found)
-        ids = [self._index_id(result_id) for result_id, _ in found]
+        ids = [index_id(self._index, result_id) for result_id, _ in found]
         kv = self._parts.kv
         read = self._index.documents if kv is None else kv.read_documents
         documents = read(ids, tenant)
@@ -374,104 +369,15 @@ class Engine:
             for (result_id, score), document in zip(found, documents, strict=True)
         )
 
-    def _index_id(self, document_id: str) -> int | str:
-        """Return an id as the index spells it. Raises RequestError where it cannot be one.
-
-        Only the one spelling that answers have is taken: with "007" or "1_000" a caller would
-        write one document and ask for another, and heat would be kept under a name of no document.
-        """
-        if self._index.id_kind != "int":
-            return document_id
-        if not _WHOLE.fullmatch(document_id):
-            raise RequestError(
-                "id: the ids of this index are whole numbers of 64 bits, written like 17 or -3; "
-                f"found {document_id!r}",
-                where="id",
-            )
-        return int(document_id)
-
     # -- writing ---------------------------------------------------------------------------
 
     def upsert(self, tenant: str, documents: Sequence[DocumentRow], *, left_s: float = 30.0) -> int:
-        """Write documents; they are durable when this returns. Returns how many.
-
-        Raises:
-            InputError: a vector has another dimension than the index, or metadata is malformed.
-            FeatureOff: the index is read-only, or a document has no vector and there is no model.
-            StorageFull: no room; nothing was acknowledged.
-        """
-        self._check_writable()
-        ids = [self._index_id(document.id) for document in documents]
-        vectors = self._vectors_of(documents, left_s)
-        kv = self._parts.kv
-        before = None if kv is None else kv.before_change(tenant, ids)
-        with _writing():
-            offset = self._index.upsert(
-                ids,
-                vectors,
-                tenant=tenant,
-                texts=[document.text for document in documents],
-                metadata=[document.metadata for document in documents],
-            )
-        names = [document.id for document in documents]
-        self._reuse.record_change(
-            tenant, names, vectors, generation=self._index.generation, offset=offset
-        )
-        if kv is not None:
-            after = [(document.text, document.metadata or {}) for document in documents]
-            kv.after_change(tenant, ids, before, after)
-        self.metrics.written.labels("upsert").inc(len(documents))
-        self._offer_change(DOCUMENT_UPSERTED, tenant, names)
-        return len(documents)
+        """Write documents; they are durable when this returns. See `DocumentWrites.upsert`."""
+        return self._writes.upsert(tenant, documents, left_s=left_s)
 
     def delete(self, tenant: str, document_id: str) -> int:
-        """Delete a document; durable when this returns. Returns 0 where there was none, else 1.
-
-        Raises:
-            FeatureOff: the index is read-only.
-            StorageFull: no room; nothing was acknowledged.
-        """
-        self._check_writable()
-        name = self._index_id(document_id)
-        if not bool(self._index.contains([name], tenant)[0]):
-            return 0
-        with _writing():
-            offset = self._index.delete([name], tenant)
-        none = np.empty((0, self._index.dim), np.float32)
-        self._reuse.record_change(
-            tenant, [document_id], none, generation=self._index.generation, offset=offset
-        )
-        if self._parts.kv is not None:
-            self._parts.kv.after_change(tenant, [name], None, None)
-        self.metrics.written.labels("delete").inc()
-        self._offer_change(DOCUMENT_DELETED, tenant, [document_id])
-        return 1
-
-    def _check_writable(self) -> None:
-        if not self._writable:
-            raise FeatureOff(
-                "this server opened its index read-only",
-                action="start it with writes, or send the change to the server that has them",
-            )
-
-    def _vectors_of(self, documents: Sequence[DocumentRow], left_s: float) -> Vector:
-        dim = self._index.dim
-        vectors = np.empty((len(documents), dim), np.float32)
-        textual = []
-        for i, document in enumerate(documents):
-            if document.vector is None:
-                textual.append(i)
-                continue
-            if document.vector.shape != (dim,):
-                raise RequestError(
-                    f"vector: expected {dim} numbers, found {document.vector.shape[0]}",
-                    where=f"/documents/{i}/vector",
-                )
-            vectors[i] = document.vector
-        if textual:
-            texts = [documents[i].text or "" for i in textual]
-            vectors[textual] = self._text.embed_documents(texts, left_s=left_s)
-        return vectors
+        """Delete a document; durable when this returns. See `DocumentWrites.delete`."""
+        return self._writes.delete(tenant, document_id)
 
     # -- events ----------------------------------------------------------------------------
 
@@ -489,7 +395,7 @@ class Engine:
             raise FeatureOff(
                 f"this server keeps no events: {self._parts.off.get('events', 'not configured')}"
             )
-        with _writing():
+        with storing():
             publisher.publish(events)
         self.metrics.events_accepted.inc(len(events))
 
@@ -578,84 +484,13 @@ class Engine:
         heat = self._parts.heat
         return KNOWN if heat is None else heat.coverage(self._wall())
 
-    def _note_receipt(self, receipt: Receipt) -> None:
-        metrics = self.metrics
-        if receipt.measured_hit_ratio is not None:
-            metrics.measured_hit_ratio.set(receipt.measured_hit_ratio)
-            return
-        metrics.measured_hit_ratio.set(-1)
-        metrics.warm_seconds.set(receipt.seconds)
-        metrics.loaded_bytes.labels("host").inc(receipt.bytes_read)
-        metrics.predicted_hit_ratio.set(receipt.predicted_hit_ratio)
-
     # -- metrics ---------------------------------------------------------------------------
 
     def metrics_page(self) -> bytes:
         """Return the metrics, with what is only known when asked brought up to date."""
-        metrics = self.metrics
-        residency = self._index.resident()
-        for kind in residency.kinds:
-            metrics.resident_bytes.labels(kind.kind).set(kind.resident_bytes)
-            metrics.size_bytes.labels(kind.kind).set(kind.pages * kind.page_bytes)
-        metrics.documents.set(self._index.count)
-        metrics.generation.set(self._index.generation)
         self.readiness()
-        with self._lock:  # one reader at a time moves the counters
-            if self._parts.publisher is not None:
-                sent = self._parts.publisher.stats()
-                self._advance(metrics.events_published, "published", sent.written)
-                self._advance(metrics.events_dropped, "dropped", sent.dropped + sent.refused)
-            if self._parts.heat is not None:
-                read = self._parts.heat.stats()
-                self._advance(metrics.events_applied, "applied", read.events)
-                self._advance(metrics.dead_letters, "refused", read.refused)
-                metrics.event_lag.set(read.lag)
-                metrics.event_lag_age.set(read.lag_age_s)
-                metrics.heat_keys.set(self._parts.heat.sink.key_count)
-            if self._parts.placement is not None:
-                self._show_placement(self._parts.placement)
-            if self._parts.kv is not None:
-                self._parts.kv.show_gate(metrics, self._advance)
-        return metrics.page()
-
-    def _show_placement(self, placement: LivePlacement) -> None:
-        metrics, report = self.metrics, placement.report()
-        for name in placement.policies:
-            metrics.policy_acting.labels(name).set(report.acting == name)
-        self._advance(metrics.policy_switches, "switches", report.switches)
-        self._advance(metrics.placement_accesses, "placement accesses", report.accesses)
-        self._advance(metrics.placement_hits, "placement hits", report.hits)
-        self._advance(metrics.placement_skipped, "placement skipped", report.skipped)
-        self._advance(metrics.placement_cpu, "placement cpu", report.cpu_s)
-        for outcome, total in report.prefetch.items():
-            counter = metrics.ahead_keys.labels(outcome)
-            self._advance(counter, f"ahead {outcome}", total)
-        self._advance(metrics.ahead_bytes, "ahead bytes", report.loaded_bytes)
-        for regime, count in report.regimes.items():
-            metrics.entropy_streams.labels(regime).set(count)
-        for rank, bits in report.entropy_bits.items():
-            metrics.entropy_bits.labels(rank).set(bits)
-        self._advance(metrics.entropy_drifts, "drifts", report.drifts)
-        state = report.cross_tier
-        metrics.cross_tier.set(state.open)
-        metrics.nvme_idle.set(state.nvme_idle_ratio)
-        metrics.gpu_miss.set(-1 if state.gpu_miss_ratio is None else state.gpu_miss_ratio)
-
-    def _advance(self, counter: Any, name: str, total: float) -> None:
-        """Bring a counter to a total that another part counts."""
-        grown = total - self._counted.get(name, 0.0)
-        if grown > 0:
-            counter.inc(grown)
-            self._counted[name] = total
-
-
-@contextlib.contextmanager
-def _writing() -> Iterator[None]:
-    """Say "storage full" where a write finds no room, which is not the same as "busy"."""
-    try:
-        yield
-    except (DocumentsFull, NoRoom, LogFull) as error:
-        raise StorageFull(str(error)) from error
+        self._shown.update()
+        return self.metrics.page()
 
 
 def _found(hits: Hits) -> list[tuple[str, float]]:
