@@ -11,7 +11,7 @@ import dataclasses
 import hashlib
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NewType
 
@@ -156,7 +156,7 @@ class PassageStore:
                     found.append((path.stat().st_mtime, path, header))
         for _, path, header in sorted(found, key=lambda item: (item[0], item[1].name)):
             key = (header.tenant, header.chunk_id)
-            self._worth.use(key)
+            self._worth.meet(key)
             self._add(key, path, header)
         self._fit_disk(keep=None)
 
@@ -197,8 +197,14 @@ class PassageStore:
         if kv is not None:
             self._memory_bytes -= kv.nbytes
 
-    def put(self, tenant: str, chunk_id: str, kv: Kv) -> KvHeader:
+    def put(self, tenant: str, chunk_id: str, kv: Kv, *, kind: str = "") -> KvHeader:
         """Keep a passage's KV; durable when this returns. It replaces an earlier one.
+
+        Args:
+            tenant: Whose passage.
+            chunk_id: Which passage.
+            kv: Of its tokens.
+            kind: As in `get`.
 
         Raises:
             PassageTooLarge: it would not fit the disk budget even alone.
@@ -220,7 +226,7 @@ class PassageStore:
                 previous = self._by_key.get(key)
                 if previous is not None:
                     self._forget(previous)
-                self._worth.use(key)
+                self._worth.meet(key, kind=kind)
                 entry = self._add(key, path, header)
                 self._fit_disk(keep=entry.unit)
                 if self._storage == "float32":  # else memory held other numbers than the file
@@ -260,17 +266,21 @@ class PassageStore:
             self._sticky.add(unit)
         return True
 
-    def get(self, tenant: str, chunk_id: str, token_ids: Sequence[int]) -> Kv | None:
+    def get(
+        self, tenant: str, chunk_id: str, token_ids: Sequence[int], *, kind: str = ""
+    ) -> Kv | None:
         """Return a passage's KV, from memory or its file, or None.
 
         Args:
             tenant: Whose passage; another tenant's is never returned.
             chunk_id: Which passage.
             token_ids: Its tokens now. An entry of other tokens is of an older text: removed.
+            kind: What piece of a prompt it is ("system", "passage", "history"), where there are
+                several: of those used once, what its kind seldom needs again goes first.
         """
         wanted = np.asarray(token_ids, np.int32)
         with self._lock:
-            self._worth.use((tenant, chunk_id))
+            self._worth.use((tenant, chunk_id), kind=kind)
             unit = self._by_key.get((tenant, chunk_id))
             if unit is None:
                 self._misses += 1
@@ -320,6 +330,14 @@ class PassageStore:
             self._forget(unit)
             sync_folder(self._folder)
         return True
+
+    def predict(self, weights: Mapping[ContentKey, float]) -> None:
+        """Take the heat plan's view: uses expected per passage, soon. It replaces the last."""
+        with self._lock:
+            kept: dict[Hashable, float] = {
+                key: weight for key, weight in weights.items() if key in self._by_key
+            }
+            self._worth.predict(kept)
 
     def unit_batches(self, heat: Mapping[ContentKey, float]) -> list[KvUnitBatch]:
         """Offer the entries to a warm plan: those with heat, grouped by size, hottest first."""

@@ -225,3 +225,28 @@ def test_novel_contexts_do_not_displace_what_is_used_again(tmp_path: Path) -> No
             served += ask_hot()
         store.check()
     assert served >= 0.8 * 6 * burst
+
+
+def test_memory_keeps_what_the_heat_expects(tmp_path: Path) -> None:
+    """The plan's view decides between two that are equal but for what is to come."""
+    for expected in ("a", "b"):
+        folder = tmp_path / expected
+        size = kv_of(10).nbytes
+        store = PassageStore(folder, model_id="m", memory_bytes_max=2 * size, disk_bytes_max=10**7)
+        for number, name in enumerate("abc"):
+            if name == "c":
+                store.predict({("acme", expected): 5.0, ("acme", "elsewhere"): 9.0})
+            store.put("acme", name, kv_of(10, number))
+        store.check()
+        held = {entry.key[1] for unit, entry in store._entries.items() if unit in store._memory}
+        assert held == {expected, "c"}
+
+
+def test_a_passage_asked_for_in_vain_and_then_kept_was_needed_once(tmp_path: Path) -> None:
+    store = PassageStore(tmp_path, model_id="m", memory_bytes_max=10**6, disk_bytes_max=10**7)
+    for number in range(3):
+        name = f"p{number}"
+        assert store.get("acme", name, range(10), kind="passage") is None
+        store.put("acme", name, kv_of(10, number), kind="passage")
+    worths = [store._worth.of(("acme", f"p{number}")) for number in range(3)]
+    assert worths == [1.0, 2.0, 3.0], "no credit yet: none was needed twice"
