@@ -4,7 +4,8 @@ Questions within a few seconds of each other are grouped by density, so that one
 "these sessions ask for the same thing now". The key is the same whatever the order of arrival.
 
 The clustering is DBSCAN (Ester et al., KDD 1996) of scikit-learn, run over the sliding window. A
-group is named by its smallest fingerprint, since a library's cluster numbers depend on order.
+group is named by its smallest fingerprint, since a library's cluster numbers depend on order. For
+one question only those are clustered that near neighbours link to it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from stoker.errors import InputError, UnavailableError
 from stoker.kvcache.question import read_question
 
 NO_GROUP = "-"
+_ROUNDING = 1e-5  # of a product in float32: what is linked may be too many, never too few
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -37,6 +40,9 @@ class GroupKeys:
         window_s: Width of the window; seconds.
         distance_max: Cosine distance within which two questions are neighbours.
         asked_max: Questions kept in the window; the oldest go first beyond it.
+
+    Raises:
+        UnavailableError: at the first clustering, where scikit-learn is missing.
     """
 
     def __init__(
@@ -81,26 +87,42 @@ class GroupKeys:
         """
         fingerprint = read_question(text).fingerprint
         start = math.floor(time_s / self._window_s) * self._window_s
-        group = self._groups().get(fingerprint, NO_GROUP)
+        group = self._group_of(fingerprint)
         return f"win:{start:g}|grp:{group}|sig:{fingerprint:016x}"
 
-    def _groups(self) -> dict[int, str]:
-        if len(self._window) < 2:
+    def group_count(self, time_s: float) -> int:
+        """Return how many groups the window that ends at a time holds."""
+        near = [asked for asked in self._window if asked.time_s > time_s - self._window_s]
+        return len(set(self._named(near).values()))
+
+    def _group_of(self, fingerprint: int) -> str:
+        """Return a question's group, clustering only what is linked to it by near neighbours.
+
+        Clusters never reach beyond that, so most questions, which have no neighbour, cost one
+        product of their vector with the window's.
+        """
+        window = list(self._window)
+        reached = np.array([asked.fingerprint == fingerprint for asked in window], bool)
+        if not reached.any():
+            return NO_GROUP
+        vectors = np.stack([asked.vector for asked in window])
+        fresh = reached
+        while fresh.any():
+            near = (vectors @ vectors[fresh].T >= 1.0 - self._distance_max - _ROUNDING).any(axis=1)
+            fresh = near & ~reached
+            reached = reached | near
+        linked = [window[place] for place in np.flatnonzero(reached)]
+        return self._named(linked).get(fingerprint, NO_GROUP)
+
+    def _named(self, window: Sequence[_Asked]) -> dict[int, str]:
+        if len(window) < 2:
             return {}
-        try:
-            from sklearn.cluster import DBSCAN
-        except ImportError as error:
-            raise UnavailableError(
-                "expected the package scikit-learn, found none: install stoker[models]"
-            ) from error
-        vectors = np.stack([asked.vector for asked in self._window])
+        vectors = np.stack([asked.vector for asked in window])
         distances = np.clip(1.0 - vectors @ vectors.T, 0.0, 2.0)
         np.fill_diagonal(distances, 0.0)
-        clusters = DBSCAN(eps=self._distance_max, min_samples=2, metric="precomputed").fit_predict(
-            distances
-        )
+        found = _dbscan()(eps=self._distance_max, min_samples=2, metric="precomputed")
         members: dict[int, list[int]] = {}
-        for cluster, asked in zip(clusters.tolist(), self._window, strict=True):
+        for cluster, asked in zip(found.fit_predict(distances).tolist(), window, strict=True):
             if cluster >= 0:
                 members.setdefault(cluster, []).append(asked.fingerprint)
         return {
@@ -108,3 +130,13 @@ class GroupKeys:
             for prints in members.values()
             for fingerprint in prints
         }
+
+
+def _dbscan() -> Any:
+    try:
+        from sklearn.cluster import DBSCAN
+    except ImportError as error:
+        raise UnavailableError(
+            "expected the package scikit-learn, found none: install stoker[models]"
+        ) from error
+    return DBSCAN

@@ -60,6 +60,31 @@ def test_window_slides_and_is_bounded() -> None:
     assert len(groups._window) == 3
 
 
+def test_clustering_the_linked_part_gives_the_groups_of_the_whole_window() -> None:
+    """Chains, pairs and single questions, against the library over all of the window at once."""
+    from sklearn.cluster import DBSCAN
+
+    for seed in range(12):
+        rng = np.random.default_rng((61, seed))
+        centres = rng.standard_normal((6, 5))
+        groups = GroupKeys(distance_max=0.1)
+        asked = []
+        for number in range(40):
+            centre = centres[rng.integers(6)] if rng.random() < 0.7 else rng.standard_normal(5)
+            asked.append((f"question{number}x", centre + 0.25 * rng.standard_normal(5), 1.0))
+            groups.add(*asked[-1])
+        unit = np.array([v / np.linalg.norm(v) for _, v, _ in asked], np.float32)
+        clusters = DBSCAN(eps=0.1, min_samples=2, metric="cosine").fit_predict(unit)
+        named = [groups.key_of(text, 1.0).split("|")[1] for text, _, _ in asked]
+        for one in range(40):
+            assert (named[one] == "grp:-") == (clusters[one] < 0)
+            for other in range(one):
+                together = clusters[one] == clusters[other] >= 0
+                assert together == (named[one] == named[other] != "grp:-")
+        assert groups.group_count(1.0) == clusters.max() + 1
+        assert groups.group_count(7.0) == 0, "all of it is over"
+
+
 def test_wrong_input_is_the_callers() -> None:
     groups = GroupKeys()
     groups.add(*ASKED[0])
