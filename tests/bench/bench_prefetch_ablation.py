@@ -4,8 +4,8 @@
 
 Warm sets: as in `bench_prefetch_heat`, RAGPulse's next six hours are covered by the top N passages
 by decayed demand; each row adds one piece. Query clusters are those of what a query retrieved,
-because the trace has neither texts nor vectors; terms are measured on the conversations of MT-RAG
-(MTRAG-UN, in the order of their times), which have texts.
+because the trace has neither texts nor vectors; terms and entities are measured on data that has
+texts (`bench_prefetch_topics`).
 
 Regimes: the policy that the access entropy asks for, against our own and the best simple one.
 """
@@ -18,29 +18,29 @@ import json
 import platform
 import sys
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Any
 
+import bench_prefetch_topics
 import numpy as np
 import structlog
 from bench_prefetch_heat import DATA, RAGPULSE, SIZES, TENANT, coverage, events_of
+from bench_prefetch_topics import TEXTS
 
 from stoker.prefetch.entropy import AccessEntropy
-from stoker.prefetch.events import SEARCH_PERFORMED, Event
+from stoker.prefetch.events import Event
 from stoker.prefetch.granularity import CHUNK, SESSION, TOKEN, Granularity
 from stoker.prefetch.heat import HeatGraph
 from stoker.prefetch.references import reference
 from stoker.prefetch.regime import DriftAlarm, Regime, regime_for, sampling_rate
 from stoker.prefetch.settings import PrefetchSettings
 from stoker.prefetch.simulation import run_stoker
-from stoker.prefetch.topics import QueryClusters, Terms, TopicHeat, blend
+from stoker.prefetch.topics import QueryClusters, TopicHeat, blend
 from stoker.prefetch.traces import Trace, read_trace
 from stoker.prefetch.weights import OnlineWeights
 
 Scores = dict[tuple[str, str], float]
 # Demand as plans use it.
 BASE = PrefetchSettings(heat_half_life_s=86400.0)
-MTRAG = DATA / "mtrag" / "un" / "reference.jsonl"
 TRACES = {
     "RAGPulse": ("ragpulse/0_trace_days1-4.jsonl", "ragpulse"),
     "multi2": ("cache_traces/lirs_multi2.trace.gz", "lines"),
@@ -195,58 +195,6 @@ def warm_sets(events: Sequence[Event]) -> list[dict[str, Any]]:
     return rows
 
 
-def mtrag_events() -> tuple[list[Event], list[str]]:
-    """Return MTRAG-UN's turns as search events in time order, and their questions."""
-    turns = []
-    for line in MTRAG.read_text(encoding="utf-8").splitlines():
-        task = json.loads(line)
-        contexts = task.get("contexts") or []
-        if not contexts:
-            continue
-        question = [turn["text"] for turn in task["input"] if turn["speaker"] == "user"][-1]
-        created = max(float(_seconds(turn)) for turn in task["input"])
-        turns.append((created, question, tuple(str(c["document_id"]) for c in contexts)))
-    turns.sort(key=lambda turn: turn[0])
-    events = [
-        Event(f"m{i}", SEARCH_PERFORMED, created, TENANT, None, None, None, chunks, {})
-        for i, (created, _, chunks) in enumerate(turns)
-    ]
-    return events, [question for _, question, _ in turns]
-
-
-def _seconds(turn: dict[str, Any]) -> float:
-    value = (turn.get("metadata") or {}).get("created_at", 0)
-    if isinstance(value, str):
-        return datetime.fromisoformat(value.replace("Z", "+00:00")).timestamp()
-    return float(value)
-
-
-def terms(events: Sequence[Event], questions: Sequence[str], *, room: int) -> dict[str, float]:
-    """Return the share of retrieved passages that a warm set of ``room`` covers, turn by turn."""
-    extractor = Terms()
-    graph, heat = HeatGraph(BASE), TopicHeat(node_half_life_s=3600.0)
-    covered = dict.fromkeys(("demand", "with terms 10%", "with terms 30%"), 0)
-    total = 0
-    for event, question in zip(events, questions, strict=True):
-        now = event.time_s
-        demand = graph.demand(now)
-        lift = heat.lift(now)
-        sets = {
-            "demand": demand,
-            "with terms 10%": blend(demand, lift, share=0.1),
-            "with terms 30%": blend(demand, lift, share=0.3),
-        }
-        total += len(event.chunk_ids)
-        for name, scores in sets.items():
-            warm = set(sorted(scores, key=lambda key: (-scores[key], key))[:room])
-            covered[name] += sum((TENANT, chunk) in warm for chunk in event.chunk_ids)
-        graph.apply([event])
-        heat.observe(
-            extractor.of(question), [(TENANT, chunk) for chunk in event.chunk_ids], event.time_s
-        )
-    return {name: count / max(1, total) for name, count in covered.items()}
-
-
 def regimes(traces: dict[str, Trace], *, share: float) -> list[dict[str, Any]]:
     """Compare the policy that the entropy asks for; one row a trace."""
     rows = []
@@ -296,9 +244,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     events = events_of(read_trace(RAGPULSE, "ragpulse"))
     sets = warm_sets(events)
     print(render(sets), flush=True)
-    found = {room: terms(*mtrag_events(), room=room) for room in (20, 50, 100)}
-    for room, row in found.items():
-        print(f"terms, MTRAG-UN, room {room}: { ({k: round(v, 4) for k, v in row.items()}) }")
+    found = bench_prefetch_topics.run({name: read() for name, read in TEXTS.items()})
+    print(bench_prefetch_topics.render(found), flush=True)
     traces = {}
     for name, (file, trace_format) in TRACES.items():
         trace = read_trace(DATA / file, trace_format)

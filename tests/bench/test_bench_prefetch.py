@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import sys
 from pathlib import Path
@@ -90,17 +91,35 @@ def test_tiers(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
 def test_ablation(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("sklearn")
     heat = load("bench_prefetch_heat", monkeypatch)
+    load("bench_prefetch_topics", monkeypatch)
     bench = load("bench_prefetch_ablation", monkeypatch)
     events = heat.events_of(talk(600))
     rows = bench.warm_sets(events)
     table = bench.regimes({"talk": talk(600)}, share=0.2)
-    words = [" ".join(event.chunk_ids) for event in events]
-    covered = bench.terms(events[:100], words[:100], room=20)
     with capsys.disabled():
-        print(f"\n{bench.render(rows)}\n{table}\n{covered}")
+        print(f"\n{bench.render(rows)}\n{table}")
     assert all(0.0 <= share <= 1.0 for row in rows for share in row["coverage"])
     assert table[0]["regime"] in {"PIN", "EVICT", "SHARD"}
-    assert len(covered) == 3
+
+
+def test_topics(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("sklearn")
+    heat = load("bench_prefetch_heat", monkeypatch)
+    bench = load("bench_prefetch_topics", monkeypatch)
+    turns = [
+        dataclasses.replace(event, query=f"Where is {' or '.join(event.chunk_ids)} in Paris?")
+        for event in heat.events_of(talk(600))[:120]
+    ]
+    rows = bench.run({"talk": turns})
+    with capsys.disabled():
+        print(f"\n{bench.render(rows)}")
+    assert {row["kind"] for row in rows} >= {"terms"}
+    for row in rows:
+        shares = [*row["warm"].values(), row["known"], *row["foreseen"], row["named"]]
+        assert all(0.0 <= share <= 1.0 for share in shares)
+    # A question that names its passages foresees them.
+    by_demand, by_nodes = rows[0]["foreseen"]
+    assert by_nodes > by_demand > 0.0
 
 
 def test_live_placement(monkeypatch: pytest.MonkeyPatch) -> None:

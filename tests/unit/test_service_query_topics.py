@@ -64,7 +64,7 @@ def consume(folder: Path, events: Sequence[Event], *, stop_every: int) -> bytes:
             clock=lambda: T0,
         )
 
-    read = 1
+    read, state = 1, b""
     while read:
         running = loop()
         read = running.step(0.0)
