@@ -161,6 +161,8 @@ def parse_delete(query: Mapping[str, str]) -> str | None:
     A parameter that is spelled wrong is refused, or another tenant's document would be deleted.
     """
     members = _Members(dict(query), "")
+    if len(query) > len(set(query)):
+        raise RequestError("expected each parameter once, found one twice", where="query")
     tenant = members.name("tenant", TENANT_BYTES_MAX)
     members.close()
     return tenant

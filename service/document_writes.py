@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.errors import InputError
 from stoker.index.documents import StorageFull as DocumentsFull
 from stoker.index.generation import NoRoom
 from stoker.prefetch.events import DOCUMENT_DELETED, DOCUMENT_UPSERTED
@@ -21,6 +22,8 @@ from stoker.service.streams import LogFull
 
 Vector = NDArray[np.float32]
 
+_ROW = re.compile(r"(metadata|texts|ids|vectors)\[(\d+)\]:? ")
+_MEMBERS = {"metadata": "metadata", "texts": "text", "ids": "id", "vectors": "vector"}
 _WHOLE = re.compile(r"0|-?[1-9][0-9]{0,18}")
 
 
@@ -60,7 +63,7 @@ class DocumentWrites:
         vectors = self._vectors_of(documents, left_s)
         kv = self._parts.kv
         before = None if kv is None else kv.before_change(tenant, ids)
-        with storing():
+        with storing(), _rows_named():
             offset = self._index.upsert(
                 ids,
                 vectors,
@@ -144,6 +147,20 @@ def index_id(index: ServingIndex, document_id: str) -> int | str:
             where="id",
         )
     return int(document_id)
+
+
+@contextlib.contextmanager
+def _rows_named() -> Iterator[None]:
+    """Name a document's member where the index names a row of its own arguments."""
+    try:
+        yield
+    except InputError as error:
+        row = _ROW.match(str(error))
+        if row is None:
+            raise
+        name = _MEMBERS[row[1]]
+        reason = f"{name}: {str(error)[row.end() :]}"
+        raise RequestError(reason, where=f"/documents/{row[2]}/{name}") from error
 
 
 @contextlib.contextmanager

@@ -333,7 +333,9 @@ class Engine:
                 filter=allowed,
             )
         except FilterError as error:
-            raise RequestError(str(error), where="/filters") from error
+            # In the caller's words: of what stands around it nothing can be wrong.
+            reason = str(error).replace("filter.and[0]", "filters", 1)
+            raise RequestError(reason, where="/filters") from error
         self.metrics.search_seconds.observe(self._monotonic() - mark)
         self.metrics.search_pages.observe(int(hits.pages_read))
         self.metrics.read_bytes.inc(int(hits.bytes_read))

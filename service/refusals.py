@@ -16,6 +16,7 @@ from stoker.errors import StokerError
 from stoker.service.metrics import Metrics
 from stoker.service.problems import (
     CONTENT_TYPE,
+    MediaTypeUnsupported,
     MethodNotAllowed,
     NotFound,
     RequestError,
@@ -103,6 +104,8 @@ class Refusals:
 
 def _as_ours(error: BaseException, request: web.BaseRequest) -> BaseException:
     """Turn aiohttp's own refusals into ours, so that every error is a problem document."""
+    if isinstance(error, http_exceptions.ContentEncodingError):
+        return encoding_unsupported(request.headers.get("Content-Encoding", "one without a reader"))
     if isinstance(error, http_exceptions.HttpProcessingError):
         return _unreadable(error)
     if not isinstance(error, web.HTTPException):
@@ -118,6 +121,15 @@ def _as_ours(error: BaseException, request: web.BaseRequest) -> BaseException:
         found = request.headers.get("Expect", "")[:40]
         return RequestError(f"Expect: expected 100-continue, found {found!r}", where="Expect")
     return RequestError(f"{error.status} {error.reason}", where=request.path)
+
+
+def encoding_unsupported(found: str) -> MediaTypeUnsupported:
+    """Return the refusal of a body that is packed in a way that is not read here."""
+    return MediaTypeUnsupported(
+        f"expected a body that is plain or packed by gzip or deflate, found {found[:40]}",
+        where="Content-Encoding",
+        action="send it plain, or with Content-Encoding: gzip",
+    )
 
 
 def _unreadable(error: http_exceptions.HttpProcessingError) -> RequestError:

@@ -19,11 +19,14 @@ from stoker.service.problems import (
     RequestError,
     TenantForbidden,
 )
+from stoker.service.refusals import encoding_unsupported
 from stoker.service.settings import ServiceSettings
 
 T = TypeVar("T")
 
 JSON_TYPES = frozenset({"application/json", "application/octet-stream"})
+# What the HTTP library unpacks, the last two with a package that is not always there.
+_ENCODINGS = frozenset({"identity", "gzip", "deflate", "br", "zstd"})
 _LOOP_BYTES_MAX = 64 << 10
 
 
@@ -122,15 +125,25 @@ async def read_body(
         budget: What such bodies may take together.
 
     Raises:
-        MediaTypeUnsupported: its type is not one of ``types``.
+        MediaTypeUnsupported: its type is not one of ``types``, or it is packed in another way.
         BodyTooLarge: it is longer than `service.body_bytes_max`.
         BodiesFull: it does not fit beside those that are being worked on.
-        RequestError: it did not arrive in time, breaks off, or is not what its headers say.
+        RequestError: it did not arrive in time, breaks off, or is not what its headers say; or
+            there are parameters in the path, which none of the paths with a body has.
     """
     if request.body_exists and request.content_type not in types:
         raise MediaTypeUnsupported(
             f"expected one of {', '.join(sorted(types))}, found {request.content_type}",
             where="Content-Type",
+        )
+    encoding = request.headers.get("Content-Encoding", "identity")
+    if encoding.lower() not in _ENCODINGS:  # it would come here as it is
+        raise encoding_unsupported(encoding)
+    for name in request.query:
+        # Not passed over: whoever names a tenant here would be answered for another one.
+        raise RequestError(
+            f"unknown parameter {name[:40]!r}; this path takes its members in the body",
+            where="query",
         )
     settings = request.app[ENGINE].config.service
     announced = request.content_length or 0

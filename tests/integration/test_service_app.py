@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from aiohttp import ClientResponse, web
-from aiohttp.test_utils import TestClient, TestServer
+from aiohttp.http_exceptions import ContentEncodingError
+from aiohttp.test_utils import TestClient, TestServer, make_mocked_request
 
 from stoker.errors import CapacityError, CorruptError, UnavailableError
 from stoker.service.answers import (
@@ -30,6 +31,7 @@ from stoker.service.configuration import StokerConfig
 from stoker.service.connections import ProblemRunner
 from stoker.service.metrics import Metrics
 from stoker.service.problems import DeadlinePassed, WarmupIdle, WarmupRunning
+from stoker.service.refusals import Refusals
 from stoker.service.settings import ServiceSettings
 
 KEY_A = "key-of-tenant-a-0123456789"
@@ -301,6 +303,40 @@ async def exchange(client: TestClient[Any, Any], sent: bytes) -> bytes:
     writer.close()
     await writer.wait_closed()
     return answer
+
+
+async def test_what_would_be_passed_over_is_refused(start: Start) -> None:
+    """Who names a tenant where none is read would be answered for, or would change, another's."""
+    client, engine = await start()
+    for path, body in (
+        ("/v1/search?tenant=other", SEARCH),
+        ("/v1/documents?tenant=other", {"documents": [{"id": "x", "text": "y"}]}),
+        ("/v1/events?tenant=other", EVENT),
+    ):
+        found = await problem(await client.post(path, json=body), 400, "bad-input")
+        assert "'tenant'" in found["detail"]
+        assert found["where"] == "query"
+    response = await client.delete("/v1/documents/x?tenant=a&tenant=b")
+    assert (await problem(response, 400, "bad-input"))["where"] == "query"
+    assert engine.calls == []
+
+
+async def test_packed_bodies_that_are_not_read_here_are_told_so(
+    start: Start,
+) -> None:
+    client, _ = await start()
+    unread = ContentEncodingError("Can not decode content-encoding: brotli (br). Please install x")
+    for encoding in ("rot13", "gzip, gzip"):
+        response = await client.post(
+            "/v1/search", data=b"x", headers=JSON | {"Content-Encoding": encoding}
+        )
+        body = await problem(response, 415, "media-type")
+        assert (body["where"], encoding in body["detail"]) == ("Content-Encoding", True)
+    # What the HTTP library knows and cannot unpack without a package, it refuses by itself.
+    refusals = Refusals(Metrics(), retry_after_s=1)
+    request = make_mocked_request("POST", "/v1/search", headers={"Content-Encoding": "br"})
+    answer = refusals.answer_outside(unread, request)
+    assert (answer.status, json.loads(answer.body)["where"]) == (415, "Content-Encoding")  # type: ignore[arg-type]
 
 
 async def test_bodies_share_a_bound(start: Start) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -285,6 +287,30 @@ def test_live_answers_keep_to_the_document(server: Server, document: dict[str, A
 
 
 # -- the SDK -------------------------------------------------------------------------------
+
+
+def test_refusals_speak_of_the_callers_own_members(server: Server) -> None:
+    """The index names rows of its arguments, and the filter that the server has put around."""
+    vector = vectors(1)[0].tolist()
+    with server.client() as client:
+        for filters, text in (
+            ({"a": [[1]]}, "filters.a: expected"),
+            ({"a": {"$gt": 1}}, "filters.a.$gt: unknown operator"),
+            ({"a": None}, "filters.a: expected"),
+        ):
+            with pytest.raises(RequestError, match=re.escape(text)) as caught:
+                client.search(vector=vector, filters=filters)
+            assert caught.value.where == "/filters"
+        documents = [Document("p", vector=vector), Document("q", vector=vector)]
+        for odd, member in (
+            ({"metadata": {"tenant": "other"}}, "metadata"),
+            ({"metadata": {"x": "y" * 5_000_000}}, "metadata"),
+        ):
+            with pytest.raises(RequestError, match=f"^{member}: ") as caught:
+                client.upsert([documents[0], dataclasses.replace(documents[1], **odd)])
+            assert caught.value.where == f"/documents/1/{member}"
+        found = client.search(vector=vector, k=50)
+        assert not {"p", "q"} & {result.id for result in found.results}
 
 
 def test_the_client_against_a_server(server: Server) -> None:
