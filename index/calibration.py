@@ -3,6 +3,10 @@
 Held-out queries are drawn near, far from and between stored vectors; their exact neighbors are
 found while the vectors stream past; then the segment itself is searched at several widths. What is
 kept is what the worst kind of query reached.
+
+Others are drawn at random, with no regard to what is stored. Walks find less of what those ask
+for, and no target is set by them; but the answer to one like them promises what they reached, and
+no more. Answers tell them apart by how near the best row is: see `recall_bounds.nearness`.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +30,11 @@ CONFIDENCE: Final = 0.95
 _K: Final = 10
 _QUERIES: Final = 384
 KINDS: Final = ("near", "far", "between")
+_STRANGERS: Final = 128
+# Of the random queries' lengths over those of the vectors about their centre.
+_STRANGE_LENGTHS: Final = (0.5, 4.0)
+# Share of the queries that may lie farther from their answers than is called known.
+_FARTHEST: Final = 0.01
 _ROWS_MIN: Final = 64
 # Mean recall from which on wider walks are not measured.
 _WHOLE: Final = 0.9995
@@ -42,13 +51,17 @@ class Probe:
     """Held-out queries, and the best rows met so far while vectors stream by.
 
     Attributes:
-        queries: float32, shape (nq, dim).
+        queries: float32, shape (nq, dim): those of `KINDS` in turn, then those at random.
+        known: How many are of `KINDS`.
+        spread: Mean squared distance of the vectors from their centre.
         scores: float32, shape (nq, k): best scores so far, falling (minus squared distance for l2).
         rows: int64, shape (nq, k): the sealed rows that have them.
         hashes: Of the vectors met, in sealed order: equal ones stand for each other.
     """
 
     queries: NDArray[np.float32]
+    known: int
+    spread: float
     scores: NDArray[np.float32]
     rows: NDArray[np.int64]
     metric: str
@@ -62,6 +75,8 @@ class Probe:
         stored vectors a query lies, and nobody knows yet what will be asked: *near* one vector
         (a cosine of 0.9 and more: a passage looks for its like), *far* from it (0.5 to 0.75: a
         question looks for a passage), and *between* two that have nothing to do with each other.
+        Then a third as many in random directions, half from the origin and half from the vectors'
+        centre, at half to four times the vectors' distance from it.
         """
         count = len(rows)
         if count < _ROWS_MIN:
@@ -87,13 +102,21 @@ class Probe:
                 0.6 * base + 0.4 * other + 0.3 * noise,
             ],
         ).astype(np.float32)
+        strange = rng.standard_normal((min(_STRANGERS, queries), base.shape[1]))
+        low, high = np.log(_STRANGE_LENGTHS)
+        strange *= np.exp(rng.uniform(low, high, (len(strange), 1))) * size.mean()
+        strange /= np.sqrt(base.shape[1])
+        strange[::2] += centre
+        drawn = np.concatenate([drawn, strange.astype(np.float32)])
         if metric == "cosine":
             drawn = unit_rows(drawn)
         k = min(_K, count)
         return cls(
             queries=np.ascontiguousarray(drawn),
-            scores=np.full((queries, k), -np.inf, np.float32),
-            rows=np.full((queries, k), -1, np.int64),
+            known=queries,
+            spread=float((size.astype(np.float64) ** 2).mean()),
+            scores=np.full((len(drawn), k), -np.inf, np.float32),
+            rows=np.full((len(drawn), k), -1, np.int64),
             metric=metric,
         )
 
@@ -121,6 +144,21 @@ class Probe:
         keep = order[(starts[:, None] + np.arange(k)).reshape(-1)]
         self.scores = value[keep].reshape(-1, k).astype(np.float32)
         self.rows = row[keep].reshape(-1, k)
+
+    def nearness_lows(self, segment: Segment) -> tuple[float, float]:
+        """How near at least the known queries lie to their neighbors, and those at random.
+
+        A hundredth of each is left out.
+        """
+        best = self.scores[:, 0].astype(np.float64)
+        if self.metric == "l2":
+            best = (self.queries.astype(np.float64) ** 2).sum(axis=1) - best
+        near = segment.nearness(best, self.queries)
+        known, strange = (
+            float(np.nan_to_num(np.quantile(part, _FARTHEST)))
+            for part in (near[: self.known], near[self.known :])
+        )
+        return known, min(known, strange)
 
     @functools.cached_property
     def _equals(self) -> NDArray[np.int64]:
@@ -183,7 +221,7 @@ def calibrate(folder: Path, manifest: Manifest, probe: Probe) -> Manifest:
         coarse_error, _ = _estimate_errors(folder, manifest, probe, bits=2)
     k = probe.rows.shape[1]
     blank = Calibration(
-        queries=len(probe.queries),
+        queries=probe.known,
         k=k,
         confidence=CONFIDENCE,
         ef=(k,),
@@ -198,10 +236,12 @@ def calibrate(folder: Path, manifest: Manifest, probe: Probe) -> Manifest:
         coarse_error=coarse_error,
         coarse_recall_mean=(1.0,) if manifest.has_coarse else (),
         coarse_recall_low=(0.0,) if manifest.has_coarse else (),
+        spread=probe.spread,
     )
     manifest = dataclasses.replace(manifest, calibration=blank)
     widths = [w for w in _WIDTHS if k <= w <= manifest.count] or [k]
     with _opened(folder, manifest, bits=4) as segment:
+        nearness_low, strange_nearness_low = probe.nearness_lows(segment)
         largest = min(_WIDTHS[-1], manifest.count)
         from_memory = functools.partial(_recall, segment, probe, reading=False)
         _load(segment, "upper")
@@ -210,27 +250,32 @@ def calibrate(folder: Path, manifest: Manifest, probe: Probe) -> Manifest:
         by_code = from_memory(largest)
         _load(segment, "refine")
         refined = from_memory(largest)
-        means, lows = _by_width(functools.partial(_recall, segment, probe, reading=True), widths)
-    coarse_means: tuple[float, ...] = ()
-    coarse_lows: tuple[float, ...] = ()
+        found = _by_width(functools.partial(_recall, segment, probe, reading=True), probe, widths)
+    coarse = _ByWidth((), (), (), ())
     if manifest.has_coarse:
         with _opened(folder, manifest, bits=2) as segment:
             _load(segment, "upper", "links", "coarse", "codes", "refine")
             measure = functools.partial(_recall, segment, probe, reading=True)
-            coarse_means, coarse_lows = _by_width(measure, widths)
+            coarse = _by_width(measure, probe, widths)
     return dataclasses.replace(
         manifest,
         calibration=dataclasses.replace(
             blank,
             ef=tuple(widths),
-            recall_mean=means,
-            recall_low=lows,
-            coarse_recall_mean=coarse_means,
-            coarse_recall_low=coarse_lows,
-            upper_mean=float(upper.mean()),
+            nearness_low=nearness_low,
+            strange_nearness_low=strange_nearness_low,
+            recall_mean=found.means,
+            recall_low=found.lows,
+            strange_mean=found.strange_means,
+            strange_low=found.strange_lows,
+            coarse_recall_mean=coarse.means,
+            coarse_recall_low=coarse.lows,
+            coarse_strange_mean=coarse.strange_means,
+            coarse_strange_low=coarse.strange_lows,
+            upper_mean=float(upper[: probe.known].mean()),
             upper_low=_reached(upper),
-            code_recall=float(by_code.mean()),
-            refined_recall=float(refined.mean()),
+            code_recall=float(by_code[: probe.known].mean()),
+            refined_recall=float(refined[: probe.known].mean()),
         ),
     )
 
@@ -266,28 +311,35 @@ def _recall(segment: Segment, probe: Probe, width: int, *, reading: bool) -> NDA
     return probe.recall_of(hits.rows)
 
 
+class _ByWidth(NamedTuple):
+    """Mean and lower bound of the recall at each width: of known queries, and of random ones."""
+
+    means: tuple[float, ...]
+    lows: tuple[float, ...]
+    strange_means: tuple[float, ...]
+    strange_lows: tuple[float, ...]
+
+
 def _by_width(
-    measure: Callable[[int], NDArray[np.float64]], widths: Sequence[int]
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and lower bound of the recall at each width, of the kind of query that fares worst.
+    measure: Callable[[int], NDArray[np.float64]], probe: Probe, widths: Sequence[int]
+) -> _ByWidth:
+    """Measure each width; of the known queries the kind that fares worst counts.
 
     A wider walk can only meet more; noise in the sample must not say otherwise. Nor is more
     measured where nothing is left to find.
     """
-    means: list[float] = []
-    lows: list[float] = []
+    measured: list[tuple[float, float, float, float]] = []
     for width in widths:
-        if means and means[-1] >= _WHOLE:
-            means.append(means[-1])
-            lows.append(lows[-1])
+        if measured and measured[-1][0] >= _WHOLE:
+            measured.append(measured[-1])
             continue
-        mean, low = _worst_kind(measure(width))
-        means.append(mean)
-        lows.append(low)
-    return (
-        tuple(float(v) for v in np.maximum.accumulate(means)),
-        tuple(float(v) for v in np.maximum.accumulate(lows)),
-    )
+        recall = measure(width)
+        strange = recall[probe.known :]
+        measured.append(
+            (*_worst_kind(recall[: probe.known]), float(strange.mean()), _reached(strange))
+        )
+    columns = np.maximum.accumulate(measured, axis=0).T
+    return _ByWidth(*(tuple(float(value) for value in column) for column in columns))
 
 
 def _estimate_errors(
@@ -300,7 +352,8 @@ def _estimate_errors(
     with Segment(folder, manifest, 0, IndexSettings(navigation_bits=bits)) as segment:
         code: list[NDArray[np.float32]] = []
         refine: list[NDArray[np.float32]] = []
-        for query, rows in zip(probe.queries, probe.rows, strict=True):
+        asked = zip(probe.queries[: probe.known], probe.rows[: probe.known], strict=True)
+        for query, rows in asked:
             by_code, by_both = segment.estimate_errors(query, rows[rows >= 0])
             code.append(by_code)
             refine.append(by_both)

@@ -71,6 +71,14 @@ class Calibration:
         coarse_error: The same for coarse codes; 0 in a segment without them.
         coarse_recall_mean: As ``recall_mean``, of walks on coarse codes; empty without them.
         coarse_recall_low: As ``recall_low``, of those.
+        spread: Mean squared distance of the rows from their centre.
+        nearness_low: How near the queries lay to what they found (`recall_bounds.nearness`), the
+            farthest hundredth left out. Queries that lie farther are strange.
+        strange_nearness_low: The same of queries at random. Nothing is known of farther ones.
+        strange_mean: As ``recall_mean``, of queries at random; empty where they were not measured.
+        strange_low: As ``recall_low``, of those.
+        coarse_strange_mean: As ``strange_mean``, of walks on coarse codes.
+        coarse_strange_low: As ``strange_low``, of those.
     """
 
     queries: int
@@ -88,6 +96,32 @@ class Calibration:
     coarse_error: float = 0.0
     coarse_recall_mean: tuple[float, ...] = ()
     coarse_recall_low: tuple[float, ...] = ()
+    spread: float = 0.0
+    nearness_low: float = 0.0
+    strange_nearness_low: float = 0.0
+    strange_mean: tuple[float, ...] = ()
+    strange_low: tuple[float, ...] = ()
+    coarse_strange_mean: tuple[float, ...] = ()
+    coarse_strange_low: tuple[float, ...] = ()
+
+    @property
+    def knows_strangers(self) -> bool:
+        """Whether queries at random were measured too; segments of before have none."""
+        return bool(self.strange_low)
+
+    def by_width(self, bits: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Means and lower bounds at each width of walks on codes of ``bits``."""
+        if bits == 2:
+            return self.coarse_recall_mean, self.coarse_recall_low
+        return self.recall_mean, self.recall_low
+
+    def strange_by_width(self, bits: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """The same of queries at random; as `by_width` where nobody measured them."""
+        if not self.knows_strangers:
+            return self.by_width(bits)
+        if bits == 2:
+            return self.coarse_strange_mean, self.coarse_strange_low
+        return self.strange_mean, self.strange_low
 
     def recall_from_memory(self, bits: int, coverage: Mapping[str, float]) -> float | None:
         """Mean recall@k of answers from memory alone, in [0, 1]; None where nobody measured it.
@@ -322,6 +356,18 @@ def _wrong_with(calibration: Calibration, *, has_coarse: bool) -> str | None:
     for name in ("recall_mean", "recall_low", "coarse_recall_mean", "coarse_recall_low"):
         values = getattr(calibration, name)
         expected = len(widths) if has_coarse or not name.startswith("coarse") else 0
+        if not isinstance(values, tuple) or len(values) != expected:
+            return f"{name} is not a list of {expected}"
+        if not all(map(_is_share, values)):
+            return f"{name} {values!r}"
+    for name in ("spread", "nearness_low", "strange_nearness_low"):
+        value = getattr(calibration, name)
+        if not _is_number(value) or not -1e300 < value < 1e300 or (name == "spread" and value < 0):
+            return f"{name} {value!r}"
+    for name in ("strange_mean", "strange_low", "coarse_strange_mean", "coarse_strange_low"):
+        values = getattr(calibration, name)
+        measured = calibration.knows_strangers and (has_coarse or not name.startswith("coarse"))
+        expected = len(widths) if measured else 0
         if not isinstance(values, tuple) or len(values) != expected:
             return f"{name} is not a list of {expected}"
         if not all(map(_is_share, values)):

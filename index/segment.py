@@ -24,26 +24,12 @@ from stoker.index.hits import Summarized, Summary
 from stoker.index.ids import IdLayout, IdTable
 from stoker.index.manifest import FILES, Calibration, Manifest
 from stoker.index.paged_file import PagedFile, SegmentFileCorrupt
+from stoker.index.recall_bounds import FACTS, WalkRecall, nearness, summarize, walk_recall
 from stoker.index.residency import Residency
 from stoker.index.search_plan import RERANK_SHARE_MIN, SearchPlan, check_question, plan_search
 from stoker.index.segment_pages import LoadCounts, PageUnits, SegmentPages, check_crc
 from stoker.index.settings import IndexSettings
 
-# Columns of the native search's facts.
-FACTS: Final = (
-    "expected_recall",
-    "expanded",
-    "evaluated",
-    "skipped",
-    "exact",
-    "refined",
-    "damaged",
-    "rounds",
-    "pages_read",
-    "bytes_read",
-    "deadline_hit",
-    "scanned",
-)
 # Error of each estimate times the root of the dimension, for segments too small to measure: the
 # upper end of what was measured between 64 and 768 dimensions.
 _COARSE_ERROR: Final = 0.4
@@ -109,6 +95,7 @@ class Segment:
             SegmentPages(path, manifest, memory_bytes, settings) if manifest.count else None
         )
         self._navigation_bits = self._pages.navigation_bits if self._pages else 0
+        self._centre = self._pages.centre if self._pages else np.zeros(manifest.dim, np.float32)
         self._native: Any = None if self._pages is None else self._open_native(self._pages)
 
     @classmethod
@@ -291,7 +278,7 @@ class Segment:
             plan = plan_search(
                 self._settings,
                 self.navigation_bits,
-                walk_recall=self._calibrated(width, k)[1],
+                walk_recall=self._walk_recall(width, k).mean,
                 k=k,
                 width=width,
                 ef=ef,
@@ -319,7 +306,13 @@ class Segment:
             threads=self._threads(count),
             **plan.options,
         )
-        return SegmentHits(rows, scores, lambda: self._summarize(rows, facts, k, width))
+        # Queries are told from strange ones when somebody asks: they must be what they were.
+        asked_for = queries if m.metric == "cosine" else queries.copy()
+        return SegmentHits(
+            rows,
+            scores,
+            lambda: self._summarize((rows, scores, facts), asked_for, allow, k, width),
+        )
 
     def _width(self, k: int, ef: int | None, recall_target: float | None) -> int:
         """The walk's width: what was asked for, or what calibration found the target to take."""
@@ -333,7 +326,9 @@ class Segment:
         wanted = 1.0 - (1.0 - RERANK_SHARE_MIN) * (1.0 - target)
         enough = (
             width
-            for width, mean in zip(calibration.ef, self._recall_by_width()[0], strict=True)
+            for width, mean in zip(
+                calibration.ef, calibration.by_width(self.navigation_bits)[0], strict=True
+            )
             if mean >= wanted
         )
         width = next(enough, calibration.ef[-1])
@@ -349,50 +344,38 @@ class Segment:
         return waiting * len(os.sched_getaffinity(0))
 
     def _summarize(
-        self, rows: NDArray[np.int64], facts: NDArray[np.float64], k: int, width: int
+        self,
+        hits: tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float64]],
+        queries: NDArray[np.float32],
+        allow: NDArray[np.uint8] | None,
+        k: int,
+        width: int,
     ) -> Summary:
-        column = dict(zip(FACTS, facts.T, strict=True))
-        hits = np.maximum((rows >= 0).sum(axis=1), 1)
-        done = column["expanded"] + column["evaluated"]
-        skipped = column["skipped"] + column["damaged"]
-        completeness = np.where(done + skipped > 0, done / np.maximum(done + skipped, 1), 1.0)
-        expected = column["expected_recall"]
-        bound, mean = self._calibrated(width, k)
-        upper = self.manifest.calibration.upper_low if self.manifest.calibration else 0.0
-        # A scan meets every allowed row, so only its re-rank can lose any.
-        scanned = column["scanned"] > 0
-        walk_bound = np.where(scanned, 1.0, bound)
-        walk_mean = np.where(scanned, 1.0, mean)
-        whole = np.clip(walk_bound - _loss_bound(expected, k), 0.0, 1.0)
-        return Summary(
-            completeness=completeness.astype(np.float32),
-            recall_bound=np.where(skipped == 0, whole, upper).astype(np.float32),
-            expected_recall=(completeness * walk_mean * expected).astype(np.float32),
-            exact_share=(column["exact"] / hits).astype(np.float32),
-            pages_read=column["pages_read"].astype(np.int64),
-            bytes_read=column["bytes_read"].astype(np.int64),
-            rounds=column["rounds"].astype(np.int64),
-            deadline_hit=column["deadline_hit"] > 0,
+        rows, scores, facts = hits
+        m = self.manifest
+        possible = m.count
+        if allow is not None and (rows[:, -1] < 0).any():
+            possible = int(np.unpackbits(allow, bitorder="little").sum())
+        return summarize(
+            facts,
+            rows,
+            self.nearness(scores[:, 0], queries),
+            k=k,
+            possible=possible,
+            walk=self._walk_recall(width, k),
+            calibration=m.calibration,
         )
 
-    def _calibrated(self, width: int, k: int) -> tuple[float, float]:
-        """Lower bound and mean of the walk's recall at a width; (0, 1) where nothing is known."""
+    def nearness(
+        self, best: NDArray[np.floating], queries: NDArray[np.float32]
+    ) -> NDArray[np.float64]:
+        """How near queries lie to the best rows of their answers; see `recall_bounds.nearness`."""
         calibration = self.manifest.calibration
-        if calibration is None:
-            return 0.0, 1.0
-        at = int(np.searchsorted(calibration.ef, width / max(k / calibration.k, 1.0), "right")) - 1
-        means, lows = self._recall_by_width()
-        if at < 0:
-            return 0.0, means[0]
-        return lows[at], means[at]
+        spread = calibration.spread if calibration else 0.0
+        return nearness(best, queries, metric=self.metric, centre=self._centre, spread=spread)
 
-    def _recall_by_width(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Calibrated means and lower bounds of the kind of walk that this segment does."""
-        calibration = self.manifest.calibration
-        assert calibration is not None
-        if self.navigation_bits == 2:
-            return calibration.coarse_recall_mean, calibration.coarse_recall_low
-        return calibration.recall_mean, calibration.recall_low
+    def _walk_recall(self, width: int, k: int) -> WalkRecall:
+        return walk_recall(self.manifest.calibration, self.navigation_bits, width, k)
 
     # ---- rows --------------------------------------------------------------------------------
 
@@ -529,24 +512,3 @@ class Segment:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-
-def _loss_bound(expected_recall: NDArray[np.float64], k: int) -> NDArray[np.float64]:
-    """Share of the answer that the re-rank may have lost, at 97.5 % confidence; float64, (nq,).
-
-    Each doubtful member is wrong independently with a small probability, so their number is about
-    Poisson with the expected loss as its mean (Le Cam, Pacific J. Math. 10, 1960); this is its
-    quantile.
-    """
-    mean = k * (1.0 - expected_recall)
-    term = np.exp(-mean)
-    total = term.copy()
-    quantile = np.zeros(len(mean))
-    for n in range(1, k + 1):
-        open_ones = total < 0.975
-        if not open_ones.any():
-            break
-        quantile[open_ones] = n
-        term *= mean / n
-        total += term
-    return quantile / k

@@ -1,0 +1,178 @@
+"""What an answer says of itself: its columns, from the walk's facts and from calibration."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.index.hits import Summary
+from stoker.index.manifest import Calibration
+
+# Columns of the native search's facts.
+FACTS: Final = (
+    "expected_recall",
+    "expanded",
+    "evaluated",
+    "skipped",
+    "exact",
+    "refined",
+    "damaged",
+    "rounds",
+    "pages_read",
+    "bytes_read",
+    "deadline_hit",
+    "scanned",
+)
+_CONFIDENCE: Final = 0.975  # of the re-rank's part of the bound; the walk has its calibration's
+
+
+class WalkRecall(NamedTuple):
+    """Calibrated recall of walks of one width, by how near a query lies to what it finds.
+
+    Attributes:
+        mean: Of queries like those that were calibrated, the worst kind; 1 where nothing is known.
+        low: The recall that the stated share of those reached; 0 where nothing is known.
+        strange_mean: Of queries that are farther from everything than those were.
+        strange_low: Likewise.
+    """
+
+    mean: float
+    low: float
+    strange_mean: float
+    strange_low: float
+
+
+def walk_recall(calibration: Calibration | None, bits: int, width: int, k: int) -> WalkRecall:
+    """Look up what walks of ``width`` for ``k`` neighbors on codes of ``bits`` were found to do."""
+    if calibration is None:
+        return WalkRecall(1.0, 0.0, 1.0, 0.0)
+    means, lows = calibration.by_width(bits)
+    strange_means, strange_lows = calibration.strange_by_width(bits)
+    narrower = width / max(k / calibration.k, 1.0)
+    at = int(np.searchsorted(calibration.ef, narrower, "right")) - 1
+    if at < 0:
+        return WalkRecall(means[0], 0.0, strange_means[0], 0.0)
+    # What was measured of few queries may come out higher; it promises no more for that.
+    return WalkRecall(
+        means[at],
+        lows[at],
+        min(strange_means[at], means[at]),
+        min(strange_lows[at], lows[at]),
+    )
+
+
+def nearness(
+    best: NDArray[np.floating],
+    queries: NDArray[np.float32],
+    *,
+    metric: str,
+    centre: NDArray[np.float32],
+    spread: float,
+) -> NDArray[np.float64]:
+    """How near queries lie to the best rows of their answers; float64, (nq,), higher is nearer.
+
+    The cosine; the inner product over the query's length; or by how much of it the squared distance
+    falls short of what it would be to a row that has nothing to do with the query. Comparable among
+    queries of one segment, and not between segments.
+
+    Args:
+        best: Shape (nq,): the best score of each answer; not-a-number where it is empty.
+        queries: float32, shape (nq, dim).
+        metric: "ip", "cosine" or "l2".
+        centre: float32, shape (dim,): of the rows; counts under l2 alone.
+        spread: Mean squared distance of the rows from it.
+    """
+    near = np.asarray(best, np.float64)
+    if metric == "cosine":
+        return near
+    from_centre = queries.astype(np.float64) - (centre if metric == "l2" else 0)
+    squared = np.einsum("ij,ij->i", from_centre, from_centre)
+    # A query at the origin under "ip", or at a centre that is all there is, is near nothing.
+    share: NDArray[np.float64] = np.full(len(near), np.nan)
+    if metric == "ip":
+        np.divide(near, np.sqrt(squared), out=share, where=squared > 0)
+        return share
+    unrelated = squared + spread
+    np.divide(unrelated - near, unrelated, out=share, where=unrelated > 0)
+    return share
+
+
+def summarize(
+    facts: NDArray[np.float64],
+    rows: NDArray[np.int64],
+    near: NDArray[np.float64],
+    *,
+    k: int,
+    possible: int,
+    walk: WalkRecall,
+    calibration: Calibration | None,
+) -> Summary:
+    """Say of a batch of answers how complete they are, and what recall they can promise.
+
+    Args:
+        facts: float64, shape (nq, len(FACTS)).
+        rows: int64, shape (nq, k): the answers, -1 where there are fewer.
+        near: `nearness` of the queries to them.
+        k: Neighbors asked for.
+        possible: Rows that could be in an answer.
+        walk: What walks of this width were found to do.
+        calibration: Of the segment; None where nothing was measured.
+    """
+    column = dict(zip(FACTS, facts.T, strict=True))
+    found = (rows >= 0).sum(axis=1)
+    done = column["expanded"] + column["evaluated"]
+    skipped = column["skipped"] + column["damaged"]
+    completeness = np.where(done + skipped > 0, done / np.maximum(done + skipped, 1), 1.0)
+    expected = column["expected_recall"]
+    # A scan meets every allowed row, so only its re-rank can lose any.
+    scanned = column["scanned"] > 0
+    bound = np.full(len(near), walk.low)
+    mean = np.full(len(near), walk.mean)
+    if calibration is not None and calibration.knows_strangers:
+        # An answer without a best row is as strange as can be.
+        strange = ~(near >= calibration.nearness_low)
+        mean[strange], bound[strange] = walk.strange_mean, walk.strange_low
+        bound[~(near >= calibration.strange_nearness_low)] = 0.0
+    whole = np.where(scanned, 1.0, bound) - _loss_bound(expected, k)
+    upper = calibration.upper_low if calibration else 0.0
+    # With no row of the bottom followed, not even the upper levels need be there.
+    partial = np.where(column["expanded"] > 0, upper, 0.0)
+    # Fewer hits than there are rows to find are so many missed.
+    reached = found / min(k, possible) if possible else np.ones(len(found))
+    return Summary(
+        completeness=completeness.astype(np.float32),
+        recall_bound=np.clip(np.where(skipped == 0, whole, partial), 0.0, reached).astype(
+            np.float32
+        ),
+        expected_recall=np.minimum(
+            completeness * np.where(scanned, 1.0, mean) * expected, reached
+        ).astype(np.float32),
+        exact_share=(column["exact"] / np.maximum(found, 1)).astype(np.float32),
+        pages_read=column["pages_read"].astype(np.int64),
+        bytes_read=column["bytes_read"].astype(np.int64),
+        rounds=column["rounds"].astype(np.int64),
+        deadline_hit=column["deadline_hit"] > 0,
+    )
+
+
+def _loss_bound(expected_recall: NDArray[np.float64], k: int) -> NDArray[np.float64]:
+    """Share of the answer that the re-rank may have lost, at 97.5 % confidence; float64, (nq,).
+
+    Each doubtful member is wrong independently with a small probability, so their number is about
+    Poisson with the expected loss as its mean (Le Cam, Pacific J. Math. 10, 1960); this is its
+    quantile.
+    """
+    mean = k * (1.0 - expected_recall)
+    term = np.exp(-mean)
+    total = term.copy()
+    quantile = np.zeros(len(mean))
+    for n in range(1, k + 1):
+        open_ones = total < _CONFIDENCE
+        if not open_ones.any():
+            break
+        quantile[open_ones] = n
+        term *= mean / n
+        total += term
+    return quantile / k
