@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from stoker.kernels._core import (
     LinkCounts,
     add_excitations,
+    add_shares,
     weighted_rows,
     withdraw_excitations,
 )
@@ -72,6 +73,13 @@ def _groups(*names: str) -> Ints:
     return np.array(places, dtype=np.int64)
 
 
+def _ranked(count: int) -> Floats:
+    """Return one unit for each of ``count`` keys, whole and by rank, shape (count, 2)."""
+    return np.stack([np.ones(count), 1.0 / np.arange(1, count + 1)], axis=1)
+
+
+_RANKED = _ranked(64)
+
 # What a request's own keys get: five amounts a key. Its session's next turn withdraws three.
 _OWN = _groups("popularity", "popularity by rank", "last turn", "last turn by rank", "asked again")
 _OWN_TURN = np.where(_OWN >= 2, _OWN, -1)
@@ -80,6 +88,7 @@ _FOLLOW = _groups("used to follow")
 _EARLIER = _groups("earlier turns")
 
 _REPEAT_WEIGHT = 0.1  # what a repeat inside one session adds to popularity
+_PRIOR_HITS = 5.0  # accesses that a first weight stands for
 _PRIOR = 3.0  # observations that a conditional share must outweigh
 _DEGREE_MAX = 64  # companions and followers kept per key
 _EXPONENT_MAX = 200.0
@@ -138,9 +147,10 @@ class SessionForecast:
         self.weights = _WEIGHTS.copy()
         # Attributed accesses and exposure per term: their ratio is the weight. The prior keeps
         # a term that the stream has not touched yet at its first value.
-        self._prior_hits = 5.0
-        self._hits = np.full(len(_TERMS), self._prior_hits)
-        self._exposure = self._prior_hits / _WEIGHTS
+        self._hits = np.full(len(_TERMS), _PRIOR_HITS)
+        self._exposure = _PRIOR_HITS / _WEIGHTS
+        self._renewed_hits = (1.0 - self._fade) * _PRIOR_HITS
+        self._renewed_exposure = self._renewed_hits / _WEIGHTS
         self._sessions: OrderedDict[Hashable, _Turn] = OrderedDict()
         self._companions = LinkCounts(degree=_DEGREE_MAX)
         self._followers = LinkCounts(degree=_DEGREE_MAX)
@@ -150,13 +160,17 @@ class SessionForecast:
         """Return the key's row in `rates`, or None when it was never seen."""
         return self._numbers.get(key)
 
-    def rates(self) -> Rates:
+    def rates(self, rows: Sequence[int] | None = None) -> Rates:
         """Return expected accesses per key by the next request, float32, shape (len(keys),).
 
         Hours after the request that first brought them, two keys differ by rounding alone; as
         float32 they are equal, and whoever compares them decides by the row.
+
+        Args:
+            rows: Only of these keys, shape (len(rows),); None means all.
         """
-        return weighted_rows(self._x, self.weights * self._fading, _BASE, len(self.keys))
+        values = self._x[: len(self.keys)] if rows is None else self._x[rows]
+        return weighted_rows(values, self.weights * self._fading, _BASE, len(values))
 
     def explain(self, key: Hashable) -> dict[str, float]:
         """Return the terms of one key's forecast, largest first; empty when unknown."""
@@ -213,13 +227,12 @@ class SessionForecast:
             return
         self._hits *= self._fade
         self._exposure *= self._fade
-        self._hits += (1.0 - self._fade) * self._prior_hits
-        self._exposure += (1.0 - self._fade) * self._prior_hits / _WEIGHTS
+        self._hits += self._renewed_hits
+        self._exposure += self._renewed_exposure
         self._exposure += self._sums * self._fading
         if known:
-            parts = self._x[known] * (self._fading * self.weights)
-            share = parts / (parts.sum(axis=1, keepdims=True) + _BASE)
-            self._hits += share.sum(axis=0)
+            rows = np.array(known, dtype=np.int64)
+            add_shares(self._x, rows, self._fading * self.weights, _BASE, self._hits)
         self.weights = self._hits / self._exposure
 
     def _intern(self, keys: Sequence[Hashable]) -> tuple[list[int], Ints | None]:
@@ -251,14 +264,13 @@ class SessionForecast:
         lively = 1.0 + 0.15 * min(turns - 1, 5)  # long sessions tend to go on
         turn = 0.0 if session is None else lively
         amounts = []
-        for rank, row in enumerate(rows):
-            by_rank = 1.0 / (1.0 + rank)
+        for rank, row in enumerate(rows, start=1):
+            by_rank = 1.0 / rank
             popular = _REPEAT_WEIGHT if row in earlier else 1.0
             again = turn * min(streak[row] - 1, 4)
             amounts.append((popular, popular * by_rank, turn, turn * by_rank, again))
         own = np.array(amounts)
-        ranked = np.ones((len(rows), 2))
-        ranked[:, 1] /= np.arange(1, len(rows) + 1)
+        ranked = _RANKED[: len(rows)] if len(rows) <= len(_RANKED) else _ranked(len(rows))
         self._add(_Part(at, own, _OWN), grown)
         others, shares = self._companions.spread(at, ranked, prior=_PRIOR)
         self._add(_Part(others, shares, _COMPANIONS), grown)

@@ -1,4 +1,4 @@
-"""A cache whose content is what the forecast expects most of, changed once per request.
+"""A cache whose content is what the forecast expects most of, renewed after each request or a few.
 
 The keys of a request are admitted if they are expected more than the least of what is there. Then
 keys outside are brought in for the least expected inside, while one is worth ``swap_gain`` times
@@ -15,6 +15,7 @@ from stoker.kernels._core import renew_rows
 from stoker.prefetch.forecast import Ints, SessionForecast
 
 _SWAPS_MAX = 64
+_SPARE_MAX = 256
 
 
 class ForecastCache:
@@ -44,6 +45,8 @@ class ForecastCache:
         self._fresh: set[Hashable] = set()  # brought in ahead and not asked for yet
         self._asked: dict[Hashable, None] = {}  # since the content was renewed
         self._lost: list[Hashable] = []  # were inside when the forecast forgot them
+        self._rates = np.zeros(0, dtype=np.float32)  # as they were when the content was renewed
+        self._spare: list[int] | None = None  # rows that may leave first, the least last
 
     def __contains__(self, key: Hashable) -> bool:
         row = self.forecast.number(key)
@@ -77,6 +80,50 @@ class ForecastCache:
             self._inside, self._flags = grown, grown.data
         self._asked.update(dict.fromkeys(keys))
 
+    def admit(self, keys: Sequence[Hashable]) -> tuple[list[Hashable], list[Hashable]]:
+        """Let a request's keys in until `renew` looks at all.
+
+        A key comes if it is expected more than what was expected least when that was last done.
+
+        Returns:
+            The keys that left and the keys that came.
+        """
+        forecast, flags = self.forecast, self._flags
+        known = [row for row in map(forecast.number, keys) if row is not None]
+        rows = [row for row in known if not flags[row]]
+        gone = self._take_lost()
+        came: list[Hashable] = []
+        if not rows:
+            return gone, came
+        for row, rate in zip(rows, forecast.rates(rows).tolist(), strict=True):
+            if self._size >= self.capacity:
+                victim = self._next_victim(rate)
+                if victim is None:
+                    continue
+                flags[victim] = False
+                gone.append(forecast.keys[victim])
+                self._size -= 1
+            flags[row] = True
+            came.append(forecast.keys[row])
+            self._size += 1
+        self._fresh.difference_update(gone)
+        return gone, came
+
+    def _next_victim(self, rate: float) -> int | None:
+        """Return a row that was expected less than ``rate``, the least of all; None without one."""
+        if self._spare is None:
+            rows = np.flatnonzero(self._inside[: len(self._rates)])
+            rates = self._rates[rows]
+            if len(rows) > _SPARE_MAX:
+                near = rates <= np.partition(rates, _SPARE_MAX)[_SPARE_MAX]
+                rows, rates = rows[near], rates[near]
+            self._spare = rows[np.argsort(rates, kind="stable")][:_SPARE_MAX][::-1].tolist()
+        while self._spare and self._rates[self._spare[-1]] < rate:
+            row = self._spare.pop()
+            if self._flags[row] and self.forecast.keys[row] not in self._asked:
+                return row
+        return None
+
     def renew(self, *, swap: bool) -> tuple[list[Hashable], list[Hashable]]:
         """Renew the content after one or more requests; takes time with the number of keys known.
 
@@ -87,13 +134,14 @@ class ForecastCache:
             The keys that left and the keys that came.
         """
         forecast, flags, asked = self.forecast, self._flags, self._asked
+        self._rates, self._spare = forecast.rates(), None
         rows = [row for row in map(forecast.number, asked) if row is not None]
         newcomers = {row for row in rows if not flags[row]}
         for row in newcomers:
             flags[row] = True
         room = int(self._area_max * self.area_scale) - len(self._fresh) if swap else 0
         left, entered = renew_rows(
-            forecast.rates(),
+            self._rates,
             self._inside,
             capacity=self.capacity,
             swaps=max(0, min(_SWAPS_MAX, room)),
@@ -101,20 +149,23 @@ class ForecastCache:
         )
         self._size += len(newcomers) - len(left) + len(entered)
         names = forecast.keys
-        gone = [names[row] for row in sorted(row for row in left if row not in newcomers)]
+        gone = self._take_lost()
+        gone += [names[row] for row in sorted(row for row in left if row not in newcomers)]
         newcomers.difference_update(left)
         came = [names[row] for row in sorted([*newcomers, *entered])]
         fresh = self._fresh
         fresh.difference_update(gone)
         fresh.update(names[row] for row in entered)
-        if self._lost:
-            fresh.difference_update(self._lost)
-            gone += self._lost
-            self._lost = []
         self._asked = {}
         return gone, came
 
+    def _take_lost(self) -> list[Hashable]:
+        """Return the keys that left because the forecast forgot them, once."""
+        lost, self._lost = self._lost, []
+        return lost
+
     def _renumber(self, names: list[Hashable], kept: Ints) -> None:
+        self._spare = []  # the rows have other numbers now
         moved = np.zeros_like(self._inside)
         moved[: len(kept)] = self._inside[kept]
         self._size = int(np.count_nonzero(moved))

@@ -6,8 +6,9 @@ while it acts, keys are fetched ahead between requests.
 
 The order of calls: `access` for each key of a request, best first, then `close_request`. A caller
 that knows no requests may leave the second out: a change of session or time closes the request
-before it. Everything is decided from the past alone; a key fetched ahead at one time counts as
-a hit only for a later time, because a load cannot arrive in no time.
+before it. A caller with many requests at once may renew the content after the last of them alone:
+a renewal looks at all that is known. Everything is decided from the past alone; a key fetched ahead
+at one time counts as a hit only for a later time, because a load cannot arrive in no time.
 """
 
 from __future__ import annotations
@@ -32,14 +33,15 @@ class Decision(NamedTuple):
         hit: Whether the key was resident.
         admitted: Whether a miss made it resident (it may still be, when the request closes).
         evicted: The key that made room, or None.
-        ahead: Keys to load ahead now, and for each the key that makes room: after a change of
-            the acting policy, so that the content follows.
+        ahead: Keys to load ahead now, and for each the key that makes room or None: after a
+            change of the acting policy, so that the content follows; and where this access has
+            closed the request before it, what that led to.
     """
 
     hit: bool
     admitted: bool
     evicted: Hashable | None
-    ahead: tuple[tuple[Hashable, Hashable], ...] = ()
+    ahead: tuple[tuple[Hashable, Hashable | None], ...] = ()
 
 
 class Move(NamedTuple):
@@ -97,6 +99,7 @@ class StokerPolicy:
         )
         self.prefetch = PrefetchAccount()
         self._asked: dict[Hashable, None] = {}
+        self._unrenewed: set[Hashable] = set()  # asked for since the content was renewed
         self._session: Hashable | None = None
         self._time_s = 0.0
         self._prefetch_enabled = True
@@ -149,14 +152,19 @@ class StokerPolicy:
         if session is None and self._forecast is None:
             # Without requests, the order of accesses is the only clock.
             return self._access(key, float(self.arena.accesses), repeated=False)
+        closed: list[Move] = []
         if self._asked and (session != self._session or time_s != self._time_s):
-            self.close_request()
+            closed = self.close_request()
         if self._forecast is None and not self._start_forecast():
             return self._access(key, time_s, repeated=False)
         self._session, self._time_s = session, time_s
         repeated = key in self._asked
         self._asked[key] = None
-        return self._access(key, time_s, repeated=repeated)
+        decision = self._access(key, time_s, repeated=repeated)
+        if closed:
+            before = tuple((move.key, move.evicted) for move in closed if move.ahead)
+            decision = decision._replace(ahead=(*before, *decision.ahead))
+        return decision
 
     def _access(self, key: Hashable, clock: float, *, repeated: bool) -> Decision:
         account, arena = self.prefetch, self.arena
@@ -168,12 +176,12 @@ class StokerPolicy:
                 hit = account.hit(key, clock)
             else:
                 account.missed(key)
-        ahead: tuple[tuple[Hashable, Hashable], ...] = ()
-        if arena.refetched:
-            ahead = tuple(arena.refetched)
-            for brought, victim in ahead:
-                account.evicted(victim)
-                account.issued(brought, victim, clock)
+        if not arena.refetched:
+            return Decision(hit or repeated, admitted, evicted)
+        ahead = tuple(arena.refetched)
+        for brought, victim in ahead:
+            account.evicted(victim)
+            account.issued(brought, victim, clock)
         return Decision(hit or repeated, admitted, evicted, ahead)
 
     def _start_forecast(self) -> bool:
@@ -190,28 +198,48 @@ class StokerPolicy:
         self.arena.enter(self._forecast)
         return True
 
-    def close_request(self) -> list[Move]:
+    def close_request(self, *, renew: bool = True) -> list[Move]:
         """End the request: learn from it, renew the content, and say what to load.
 
         Loads marked ``ahead`` are to run at a priority under demand; the others hold bytes that
         the request has read already.
+
+        Args:
+            renew: False only lets the request's keys in, and leaves the rest for a later call, or
+                for `renew`.
         """
         forecast, asked = self._forecast, self._asked
         if forecast is None or not asked:
             return []
-        forecast.observe(list(asked), self._session, self._time_s)
-        gone, came = forecast.renew(swap=self._prefetch_enabled)
-        moves: list[Move] = []
-        if self.arena.forecast_acts:
-            for key, evicted in self.arena.follow(gone, came):
-                ahead = key not in asked
-                if evicted is not None:
-                    self.prefetch.evicted(evicted)
-                if ahead:
-                    self.prefetch.issued(key, evicted, self._time_s)
-                moves.append(Move(key, evicted, ahead))
+        keys = list(asked)
+        forecast.observe(keys, self._session, self._time_s)
+        self._unrenewed.update(keys)
         self._asked = {}
+        return self.renew() if renew else self._followed(*forecast.admit(keys))
+
+    def renew(self) -> list[Move]:
+        """Renew the content after requests that were closed without it; see `close_request`."""
+        forecast = self._forecast
+        if forecast is None or not self._unrenewed:
+            return []
+        moves = self._followed(*forecast.renew(swap=self._prefetch_enabled))
+        self._unrenewed = set()
         forecast.area_scale = self.prefetch.area_scale()
+        return moves
+
+    def _followed(self, gone: list[Hashable], came: list[Hashable]) -> list[Move]:
+        """Let the content follow what the forecast changed, if it acts."""
+        if not self.arena.forecast_acts:
+            return []
+        account, asked, time_s = self.prefetch, self._unrenewed, self._time_s
+        moves: list[Move] = []
+        for key, evicted in self.arena.follow(gone, came):
+            ahead = key not in asked
+            if evicted is not None:
+                account.evicted(evicted)
+            if ahead:
+                account.issued(key, evicted, time_s)
+            moves.append(Move(key, evicted, ahead))
         return moves
 
     def explain(self, key: Hashable) -> dict[str, float]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -236,6 +236,9 @@ class LivePlacement:
             self._pause(_PAUSE_S)
         for _ in range(waiting):
             self._queue.popleft()
+        if left - (self._cpu_time() - began) > 0.0:
+            with self._lock:
+                self._want([move.key for move in self._policy.renew() if move.ahead])
         if now - self._windowed_s >= _WINDOW_S:
             self._windowed_s = now
             self._close_window()
@@ -253,20 +256,26 @@ class LivePlacement:
     def _take(self, request: _Request) -> None:
         policy, totals, tenant = self._policy, self._totals, request.tenant
         session = None if request.session is None else (tenant, request.session)
-        wanted: list[tuple[str, str]] = []
         for name in request.names:
             decision = policy.access((tenant, name), session=session, time_s=request.time_s)
             totals.accesses += 1
             totals.hits += decision.hit
-            wanted += [_content_key(key) for key, _ in decision.ahead]
-        wanted += [_content_key(move.key) for move in policy.close_request() if move.ahead]
-        if self._act:
-            for key in wanted:
-                totals.ahead.pop(key, None)
-                totals.ahead[key] = 1.0
-            while len(totals.ahead) > _AHEAD_KEYS_MAX:  # the newest are the ones that still count
-                del totals.ahead[next(iter(totals.ahead))]
+            if decision.ahead:
+                self._want([key for key, _ in decision.ahead])
+        # The content is renewed once a tick: that takes time with all that is known.
+        policy.close_request(renew=False)
         self._entropy.count(tenant, request.route, request.names)
+
+    def _want(self, keys: Sequence[Hashable]) -> None:
+        """Note what the acting policy wants ahead; the newest count."""
+        if not self._act:
+            return
+        ahead = self._totals.ahead
+        for key in map(_content_key, keys):
+            ahead.pop(key, None)
+            ahead[key] = 1.0
+        while len(ahead) > _AHEAD_KEYS_MAX:
+            del ahead[next(iter(ahead))]
 
     def _close_window(self) -> None:
         with self._lock:
@@ -405,7 +414,7 @@ def open_placement(
     )
 
 
-def _content_key(key: object) -> ContentKey:
+def _content_key(key: Hashable) -> ContentKey:
     assert isinstance(key, tuple)
     tenant, name = key
     return tenant, name

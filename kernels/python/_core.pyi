@@ -363,6 +363,11 @@ def weighted_rows(values: Annotated[NDArray[numpy.float64], dict(shape=(None, No
     Return the weighted sum of each of the first rows, plus base, as float32.
     """
 
+def add_shares(values: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)], rows: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], weights: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], base: float, out: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')]) -> None:
+    """
+    Add to out what part of each row's weighted sum plus base each term has, in place.
+    """
+
 def renew_rows(rates: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], inside: Annotated[NDArray[numpy.bool_], dict(shape=(None,), order='C', device='cpu')], *, capacity: int, swaps: int, gain: float) -> tuple[list[int], list[int]]:
     """
     Renew which rows are inside, in place; return (rows that left, rows that came).

@@ -110,6 +110,18 @@ void bind_excitations(nb::module_& m) {
       "values"_a, "weights"_a, "base"_a, "rows"_a,
       "Return the weighted sum of each of the first rows, plus base, as float32.");
   m.def(
+      "add_shares",
+      [](Matrix<double> values, Rows rows, Vector<double> weights, double base, Sums out) {
+        if (weights.shape(0) != values.shape(1) || out.shape(0) != values.shape(1)) {
+          throw stoker::BadInput("weights and shares differ in terms from the excitations");
+        }
+        const nb::gil_scoped_release release;
+        stoker::add_shares(values.data(), values.shape(0), values.shape(1), rows.data(),
+                           rows.shape(0), weights.data(), base, out.data());
+      },
+      "values"_a, "rows"_a, "weights"_a, "base"_a, "out"_a,
+      "Add to out what part of each row's weighted sum plus base each term has, in place.");
+  m.def(
       "renew_rows",
       [](Vector<float> rates, nb::ndarray<bool, nb::ndim<1>, nb::c_contig, nb::device::cpu> inside,
          std::size_t capacity, std::size_t swaps, float gain) {

@@ -11,12 +11,16 @@ namespace stoker {
 
 namespace {
 
-void check_amounts(const Excitations& table, const Amounts& added) {
-  for (std::size_t i = 0; i < added.count; ++i) {
-    if (added.rows[i] < 0 || static_cast<std::size_t>(added.rows[i]) >= table.rows) {
-      throw BadInput("row " + std::to_string(added.rows[i]) + " of " + std::to_string(table.rows));
+void check_rows(const std::int64_t* picked, std::size_t count, std::size_t rows) {
+  for (std::size_t i = 0; i < count; ++i) {
+    if (picked[i] < 0 || static_cast<std::size_t>(picked[i]) >= rows) {
+      throw BadInput("row " + std::to_string(picked[i]) + " of " + std::to_string(rows));
     }
   }
+}
+
+void check_amounts(const Excitations& table, const Amounts& added) {
+  check_rows(added.rows, added.count, table.rows);
   for (std::size_t term = 0; term < table.terms; ++term) {
     if (added.groups[term] >= static_cast<std::int64_t>(added.width)) {
       throw BadInput("amount " + std::to_string(added.groups[term]) + " of " +
@@ -87,6 +91,18 @@ void weighted_rows(const double* values, std::size_t rows, std::size_t terms,
     }
     if (even < terms) first += row[even] * weights[even];
     out[at] = static_cast<float>(first + second);
+  }
+}
+
+void add_shares(const double* values, std::size_t rows, std::size_t terms,
+                const std::int64_t* picked, std::size_t count, const double* weights, double base,
+                double* out) {
+  check_rows(picked, count, rows);
+  for (std::size_t i = 0; i < count; ++i) {
+    const double* row = values + static_cast<std::size_t>(picked[i]) * terms;
+    double total = base;
+    for (std::size_t term = 0; term < terms; ++term) total += row[term] * weights[term];
+    for (std::size_t term = 0; term < terms; ++term) out[term] += row[term] * weights[term] / total;
   }
 }
 

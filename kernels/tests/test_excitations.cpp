@@ -53,6 +53,20 @@ void test_weighted_rows() {
   CHECK(out == (std::vector<float>{321.5f, 654.5f}));
 }
 
+void test_shares() {
+  const double values[] = {1.0, 2.0, 3.0, 1.0};  // two rows of two terms
+  const double weights[] = {1.0, 0.5};
+  std::vector<double> out{10.0, 20.0};
+  const std::int64_t rows[] = {1, 0};
+  add_shares(values, 2, 2, rows, 2, weights, 0.5, out.data());
+  CHECK(out == (std::vector<double>{10.0 + 3.0 / 4.0 + 1.0 / 2.5, 20.0 + 0.5 / 4.0 + 1.0 / 2.5}));
+  const std::int64_t outside[] = {0, 2};
+  const std::vector<double> before = out;
+  CHECK_THROWS(add_shares(values, 2, 2, outside, 2, weights, 0.5, out.data()), BadInput,
+               "row 2 of 2");
+  CHECK(out == before);
+}
+
 void test_renewal() {
   using Rows = std::vector<std::int64_t>;
   const float rates[] = {5.0f, 1.0f, 1.0f, 9.0f, 4.0f, 9.0f};
@@ -191,6 +205,7 @@ void test_bad_numbers() {
 int main() {
   RUN(test_add_and_withdraw);
   RUN(test_weighted_rows);
+  RUN(test_shares);
   RUN(test_renewal);
   RUN(test_counts_against_the_model);
   RUN(test_bad_numbers);

@@ -210,16 +210,44 @@ def test_what_came_and_left_is_what_is_there(each: int, swap: bool) -> None:
             arena.access(key)
         before = len(cache.forecast.keys)
         cache.observe(keys, session, now)
-        forgotten |= len(cache.forecast.keys) < before
+        shrunk = len(cache.forecast.keys) < before
+        forgotten |= shrunk
+        gone, came = cache.renew(swap=swap) if at % each == 0 else cache.admit(keys)
+        there = (there - set(gone)) | set(came)
+        if arena.forecast_acts:
+            arena.follow(gone, came)
+        assert len(cache) <= 24
         if at % each == 0:
-            gone, came = cache.renew(swap=swap)
-            there = (there - set(gone)) | set(came)
             assert there == {key for key in cache.forecast.keys if key in cache}
-            assert len(cache) == len(there) <= 24
-            if arena.forecast_acts:
-                arena.follow(gone, came)
+            assert len(cache) == len(there)
             arena.check()
+        elif not shrunk:
+            assert all(key in cache for key in came)
+            assert not any(key in cache for key in gone)
     assert forgotten
+
+
+def test_between_renewals_newcomers_take_the_room_of_the_least() -> None:
+    cache = ForecastCache(12, SessionForecast())
+    now = 0.0
+    for now, session, keys in requests(200, seed=5):
+        cache.observe(keys, session, now)
+        cache.renew(swap=False)
+    rates = dict(zip(cache.forecast.keys, cache.forecast.rates().tolist(), strict=True))
+    rising = sorted((key for key in rates if key in cache), key=rates.__getitem__)
+    seen = set()
+    for number in range(80):
+        keys: list[Hashable] = [f"new {number // 4}"]
+        cache.observe(keys, "new", now + 30.0 * number)
+        row = cache.forecast.number(keys[0])
+        assert row is not None
+        was, rate = keys[0] in cache, float(cache.forecast.rates([row])[0])
+        gone, came = cache.admit(keys)
+        comes = not was and bool(rising) and rate > rates[rising[0]]
+        assert (gone, came) == (([rising.pop(0)], keys) if comes else ([], []))
+        seen.add((was, comes))
+        assert len(cache) == 12
+    assert seen == {(False, True), (False, False), (True, False)}
 
 
 def test_running_sums_are_those_of_the_columns(monkeypatch: pytest.MonkeyPatch) -> None:

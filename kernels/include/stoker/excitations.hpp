@@ -39,6 +39,12 @@ void withdraw_excitations(const Excitations& table, const Amounts& added, const 
 void weighted_rows(const double* values, std::size_t rows, std::size_t terms,
                    const double* weights, double base, float* out);
 
+// Adds to `out`, one a term, what part of each of these rows' weighted sums plus `base` (> 0) the
+// term has. Throws BadInput where a row is out of range; then nothing was changed.
+void add_shares(const double* values, std::size_t rows, std::size_t terms,
+                const std::int64_t* picked, std::size_t count, const double* weights, double base,
+                double* out);
+
 // Rows that a renewal of a content took out and brought in; each in the order of its kind.
 struct Renewal {
   std::vector<std::int64_t> left, came;
