@@ -76,8 +76,10 @@ class ClientBase(abc.ABC):
         return {**self._headers, "Content-Type": call.content_type}
 
     def _unreachable(self, error: BaseException) -> ServerUnreachable:
+        # The system's own words, without its number.
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         failure = ServerUnreachable(
-            f"{self.url}: {error or type(error).__name__}",
+            f"{self.url}: {reason}",
             where=self.url,
             action="check that the server runs and that the URL is right",
         )

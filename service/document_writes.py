@@ -107,8 +107,9 @@ class DocumentWrites:
 
     def _check_writable(self) -> None:
         if self._index.mode != "rw":
+            reason = self._parts.off.get("writes", "off: opened read-only")
             raise FeatureOff(
-                "this server opened its index read-only",
+                f"this server takes no writes (service.writes): {reason}",
                 action="start it with writes, or send the change to the server that has them",
             )
 

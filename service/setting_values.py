@@ -65,7 +65,10 @@ def _converted(key: str, value: Any, hint: Any) -> Any:
     if hint is float:
         if isinstance(value, bool):
             raise TypeError("not a number")
-        return float(value)
+        try:
+            return float(value)
+        except ValueError:
+            raise ValueError("write a number, like 0.5") from None
     if hint is Path:
         return Path(value)
     if hint is str:
@@ -130,7 +133,10 @@ def _converted_int(key: str, value: Any) -> int:
             unit = _BYTE_UNITS[match[2].upper()]
             return round(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit
         raise ValueError("write bytes, or a number with KiB, MiB, GiB")
-    return int(text)
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError("write digits only") from None
 
 
 def _type_words(hint: Any) -> str:

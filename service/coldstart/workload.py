@@ -248,7 +248,8 @@ def read_vectors(path: Path) -> Vectors:
     try:
         found = np.load(path, mmap_mode="r")
     except (OSError, ValueError) as error:
-        raise InputError(f"vectors {path}: {error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"vectors {path}: cannot be read: {reason}") from error
     if found.ndim != 2 or len(found) < 2:
         raise InputError(f"{path}: expected at least 2 vectors, found shape {found.shape}")
     vectors = np.asarray(found, dtype=np.float32)

@@ -262,6 +262,8 @@ def _run_http(
     def open_client(tenant: str) -> Client:
         return Client(args.url, key=key, tenant=None if key else tenant)
 
+    with open_client("default") as client:
+        client.ready()  # where nobody is, that is said once, at once, and not for each request
     report = replay_http(
         chosen(occurrences, until_s=until_s, sample_ratio=args.sample, seed=args.seed),
         open_client=open_client,

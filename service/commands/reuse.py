@@ -88,7 +88,8 @@ def read_pairs(path: Path) -> list[Pair]:
                     raise InputError(f"{path}: line {number}: expected an object")
                 pairs.append(pair_of(document, line=number))
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read: {error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{path}: cannot be read: {reason}") from error
     if not pairs:
         raise InputError(f"{path}: expected at least one pair, found none")
     return pairs

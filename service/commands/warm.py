@@ -56,7 +56,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     )
     parser.epilog = (
         f"{parser.epilog}. Where the server asks for keys, the operator's key is read from "
-        "STOKER_CLIENT_KEY."
+        "STOKER_CLIENT_KEY"
     )
 
 

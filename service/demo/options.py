@@ -7,6 +7,7 @@ from pathlib import Path
 
 from stoker.errors import ConfigError
 from stoker.service.embedding import BUNDLED
+from stoker.service.kafka_options import KafkaOptions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +59,8 @@ class DemoOptions:
             ("repeats", 1 <= self.repeats <= 100, "1 to 100"),
             ("threads", self.threads >= 0, "0 or more"),
         )
+        if self.kafka:  # before a minute of work, not after it
+            KafkaOptions(self.kafka)
         for key, fits, expected in bounds:
             if not fits:
                 raise ConfigError(f"demo {key}: expected {expected}, found {getattr(self, key)}")

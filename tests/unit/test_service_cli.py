@@ -6,6 +6,7 @@ import argparse
 import importlib
 import json
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -165,6 +166,54 @@ def test_usage_errors(capsys: pytest.CaptureFixture[str]) -> None:
     assert "did you mean --port?" in capsys.readouterr().err
     assert cli.main(["no-such-command", "--json"]) == 2
     assert json.loads(capsys.readouterr().err)["exit"] == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "text"),
+    [
+        ("srve x", 2, "did you mean serve?"),
+        ("serve x --warm maybe", 2, "choose from"),
+        ("serve x --memory 5parsecs", 2, "KiB, MiB, GiB"),
+        ("serve x --set service.k_max=many", 2, "found 'many': write digits only"),
+        ("serve x --set service.drain_s=long", 2, "found 'long': write a number, like 0.5"),
+        ("serve nothing", 3, "`stoker index` builds one"),
+        ("plan nothing", 3, "`stoker index` builds one"),
+        ("inspect nothing", 3, "`stoker index` builds one"),
+        ("verify nothing", 3, "no such folder"),
+        ("repair nothing", 3, "no such folder"),
+        ("replay nothing", 3, "no such file or folder"),
+        ("reuse evaluate --pairs nothing", 3, "nothing: cannot be read: No such file"),
+        ("bench coldstart --vectors nothing", 3, "nothing: cannot be read: No such file"),
+        ("demo --kafka nohost", 2, "HOST:PORT"),
+        ("warm --url nourl", 3, "expected http://HOST:PORT"),
+        ("warm --budget many", 2, "KiB, MiB, GiB"),
+        ("warm --url http://127.0.0.1:1", 4, "Connection refused; check that the server runs"),
+        ("replay LOG --url http://127.0.0.1:1", 4, "Connection refused; check that the server"),
+        ("simulate --made foo:1 --capacity 5", 3, "expected drift or jobs"),
+        ("index nothing --output x", 3, "No such file"),
+        ("import nothing x", 3, "nothing"),
+        ("config show --set foo", 2, "ROOM.KEY=VALUE"),
+    ],
+)
+def test_a_wrong_call_says_what_to_do(
+    line: str,
+    code: int,
+    text: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """One line, in our words: no number of the system's, no traceback; and nothing is begun."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "LOG").write_text("")
+    try:
+        found = cli.main(line.split())
+    except SystemExit as ended:
+        found = int(str(ended.code))
+    said = capsys.readouterr().err
+    assert (found, text in said) == (code, True), (found, said)
+    assert "Traceback" not in said
+    assert "[Errno" not in said
 
 
 def test_an_interrupt_and_a_closed_pipe(
