@@ -48,6 +48,7 @@ class FrameStack {
   std::uint32_t pop() noexcept { return items_[--size_]; }
   bool empty() const noexcept { return size_ == 0; }
   std::size_t size() const noexcept { return size_; }
+  void keep(std::size_t count) noexcept { size_ = count; }   // the oldest
   std::uint32_t operator[](std::size_t i) const noexcept { return items_[i]; }
   std::uint32_t* begin() noexcept { return items_.data(); }
   std::uint32_t* end() noexcept { return items_.data() + size_; }
@@ -56,6 +57,27 @@ class FrameStack {
 
  private:
   LazyTable<std::uint32_t> items_;
+  std::size_t size_ = 0;
+};
+
+// A queue that never grows past what it was made for, so that pushing cannot fail. Empty, it begins
+// at its table's start again: memory is used for as long as it ever was, not as often.
+template <class T>
+class FixedQueue {
+ public:
+  explicit FixedQueue(std::size_t most) : items_(most) {}
+  void push(const T& item) noexcept { items_[(head_ + size_++) % items_.size()] = item; }
+  const T& front() const noexcept { return items_[head_]; }
+  void pop() noexcept {
+    head_ = --size_ == 0 ? 0 : (head_ + 1) % items_.size();
+  }
+  bool empty() const noexcept { return size_ == 0; }
+  std::size_t size() const noexcept { return size_; }
+  const T& operator[](std::size_t i) const noexcept { return items_[(head_ + i) % items_.size()]; }
+
+ private:
+  LazyTable<T> items_;
+  std::size_t head_ = 0;
   std::size_t size_ = 0;
 };
 

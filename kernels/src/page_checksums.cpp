@@ -40,10 +40,17 @@ bool read_sectors(PageFile& file, std::uint64_t offset, std::byte* bytes, std::s
 
 PageChecksums::PageChecksums(StoreSpec& spec)
     : offset_bytes_(spec.table_offset_bytes), count_(spec.page_count), table_crc_(spec.table_crc),
-      given_(spec.table_offset_bytes == 0), table_(std::move(spec.checksums)) {}
+      settled_(spec.table_offset_bytes == 0), table_(std::move(spec.checksums)) {}
 
 bool PageChecksums::match(PageFile& file, PageNumber page, std::uint32_t crc) {
-  if (!given_) std::call_once(once_, [this, &file] { read(file); });
+  if (!settled_.load(std::memory_order_acquire)) {
+    // No std::call_once: not every one of them lets go when what it calls throws.
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!settled_.load(std::memory_order_relaxed)) {
+      read(file);
+      settled_.store(true, std::memory_order_release);
+    }
+  }
   return page < table_.size() && table_[page] == crc;
 }
 

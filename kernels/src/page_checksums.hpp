@@ -1,6 +1,7 @@
 // What a store's pages must sum to.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <mutex>
 #include <vector>
@@ -14,7 +15,7 @@ namespace stoker {
 // segment's tables take longer to read than its first answer. It is read through the descriptor
 // that the pages are read through: the path may by then name nothing, or another file. A table
 // that cannot be read, or is not the one that was promised, matches no page: they are then all
-// damaged, and say so.
+// damaged, and say so. Where memory for it runs out, match() throws, and the next call tries again.
 class PageChecksums {
  public:
   explicit PageChecksums(StoreSpec& spec);   // takes the spec's own table
@@ -26,8 +27,8 @@ class PageChecksums {
   std::uint64_t offset_bytes_;
   std::uint32_t count_;
   std::uint32_t table_crc_;
-  std::once_flag once_;
-  bool given_;
+  std::mutex mutex_;                // of this table alone: who waits here waits for what it brings
+  std::atomic<bool> settled_;       // the table is there, or never will be
   std::vector<std::uint32_t> table_;
 };
 

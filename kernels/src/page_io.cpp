@@ -6,6 +6,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <new>
 #include <utility>
 
 #include "page_io_queue.hpp"
@@ -67,7 +68,7 @@ void PageFile::leave_direct() noexcept {
 
 // ---- results -----------------------------------------------------------------------------------
 
-bool settle_again(ReadRequest& request, std::int64_t result) {
+bool settle_again(ReadRequest& request, std::int64_t result) noexcept {
   if (ReadFaults* faults = read_faults()) result = faults->result(request, result);
   const auto fail = [&request](int code) {
     request.error = code;
@@ -92,6 +93,11 @@ bool settle_again(ReadRequest& request, std::int64_t result) {
   }
   if (++request.repeats > kRepeatsMax) return fail(EIO);
   request.done_bytes -= request.done_bytes % kSectorBytes;
+  try {
+    request.rest.reserve(request.parts.size());
+  } catch (const std::bad_alloc&) {
+    return fail(ENOMEM);   // whoever settles, a ring or a worker's thread, has nobody to tell
+  }
   request.rest.clear();
   std::size_t skip = request.done_bytes;
   for (const iovec& part : request.parts) {
@@ -113,6 +119,7 @@ IoEngine::IoEngine(IoBackend backend, unsigned threads)
   std::unique_ptr<ReadQueue> first = make_uring_queue();
   uring_ = first != nullptr;
   if (uring_) {
+    idle_.reserve(kIdleQueuesMax);   // give_back() then cannot fail
     idle_.push_back(std::move(first));
   } else if (backend == IoBackend::io_uring) {
     throw StoreError("io_uring was asked for, and the kernel has it not or forbids it");

@@ -17,7 +17,7 @@ inline const std::vector<iovec>& parts_left(const ReadRequest& request) noexcept
 }
 
 // Takes a raw result (bytes or -errno) into the request. True: issue it again, for what is left.
-bool settle_again(ReadRequest& request, std::int64_t result);
+bool settle_again(ReadRequest& request, std::int64_t result) noexcept;
 
 // Nullptr when the kernel has no io_uring, forbids it, or grants no further ring.
 std::unique_ptr<ReadQueue> make_uring_queue();

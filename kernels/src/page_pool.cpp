@@ -45,7 +45,8 @@ PagePool::Impl::Impl(const PoolOptions& given)
     : options(checked(given)), io(options.backend, options.io_threads),
       frame_count(static_cast<std::uint32_t>(options.budget_bytes / options.page_bytes)),
       frames(std::size_t{frame_count} + 1), clock(std::size_t{frame_count} + 1),
-      capacity(frame_count), free_frames(frame_count) {
+      capacity(frame_count), free_frames(frame_count), limbo(frame_count),
+      limbo_pinned(frame_count) {
   // More than needed, so that the first frame can begin at a huge page's border.
   const std::size_t bytes = static_cast<std::size_t>(frame_count) * options.page_bytes;
   slab_mapped_bytes = bytes + kHugePage + options.page_bytes;
@@ -293,6 +294,9 @@ std::vector<std::uint8_t> PagePool::residency(StoreId id) const {
 
 const char* PagePool::backend_name() const noexcept { return impl_->io.name(); }
 
-bool PagePool::direct_io(StoreId id) const { return impl_->store_at(id).file.direct(); }
+bool PagePool::direct_io(StoreId id) const {
+  const StoreUse use(*impl_, id);
+  return use.store.file.direct();
+}
 
 }  // namespace stoker

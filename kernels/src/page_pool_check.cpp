@@ -50,7 +50,8 @@ void check_frames(const PagePool::Impl& pool) {
     require(pool.frames[frame].state == FrameState::free, name(frame) + " is listed as free");
   }
   std::uint64_t before = 0;
-  for (const auto& entry : pool.limbo) {
+  for (std::size_t i = 0; i < pool.limbo.size(); ++i) {
+    const auto& entry = pool.limbo[i];
     require(pool.frames[entry.frame].state == FrameState::limbo,
             name(entry.frame) + " is listed in limbo");
     require(entry.stamp > before, "limbo is out of order");

@@ -71,59 +71,39 @@ struct Open {
   PendingRef page;
 };
 
-// Ends what was begun and never given to a job, so that nobody waits for it in vain.
-class BegunPages {
+// The pages that a fetch waits for, each with a pin that is this fetch's. Whatever it does not come
+// to take, because something failed, is let go again.
+class OpenPages {
  public:
-  explicit BegunPages(PagePool::Impl& pool) : pool_(pool) {}
-  ~BegunPages() {
+  explicit OpenPages(PagePool::Impl& pool) : pool_(pool) {}
+  ~OpenPages() {
     if (pages_.empty()) return;
     const std::lock_guard<std::mutex> lock(pool_.mutex);
-    for (const PendingRef& page : pages_) pool_.finish_pending(*page, PageStatus::io_error);
-  }
-  BegunPages(const BegunPages&) = delete;
-  BegunPages& operator=(const BegunPages&) = delete;
-
-  // Under the mutex: what tells this fetch's own reads from those of others.
-  std::uint64_t stamp() noexcept {
-    if (stamp_ == 0) stamp_ = ++pool_.fetch_stamps;
-    return stamp_;
-  }
-  bool empty() const noexcept { return pages_.empty(); }
-  std::vector<PendingRef> take() noexcept { return std::exchange(pages_, {}); }
-  void add(const PendingRef& page) {
-    try {
-      pages_.push_back(page);
-    } catch (...) {
-      pool_.finish_pending(*page, PageStatus::io_error);
-      throw;
+    for (const Open& item : pages_) {
+      Pending& page = *item.page;
+      if (!page.ended) {
+        --page.wanted;
+      } else if (page.status == PageStatus::ok && page.frame != kAbsent) {
+        pool_.frames[page.frame].pins.fetch_sub(1, std::memory_order_release);
+      }
     }
   }
+  OpenPages(const OpenPages&) = delete;
+  OpenPages& operator=(const OpenPages&) = delete;
+
+  const std::vector<Open>& pages() const noexcept { return pages_; }
+  void reserve(std::size_t most) { pages_.reserve(most); }
+  // Under the mutex, and within what was reserved.
+  void add(std::size_t entry, PendingRef page) noexcept {
+    ++page->wanted;
+    pages_.push_back({entry, std::move(page)});
+  }
+  void taken() noexcept { pages_.clear(); }
 
  private:
   PagePool::Impl& pool_;
-  std::uint64_t stamp_ = 0;
-  std::vector<PendingRef> pages_;
+  std::vector<Open> pages_;
 };
-
-// Cuts the pages into runs of neighbors; the first step() sends them off together.
-void submit_runs(ReadJob& job, std::vector<PendingRef> pages, std::size_t run_pages_max) {
-  const auto order = [](const PendingRef& left, const PendingRef& right) {
-    return left->store != right->store ? left->store->id < right->store->id
-                                       : left->page < right->page;
-  };
-  std::sort(pages.begin(), pages.end(), order);
-  for (std::size_t first = 0; first < pages.size();) {
-    std::size_t last = first + 1;
-    while (last < pages.size() && last - first < run_pages_max &&
-           pages[last]->store == pages[first]->store &&
-           pages[last]->page == pages[last - 1]->page + 1) {
-      ++last;
-    }
-    job.submit({std::make_move_iterator(pages.begin() + static_cast<std::ptrdiff_t>(first)),
-                std::make_move_iterator(pages.begin() + static_cast<std::ptrdiff_t>(last))});
-    first = last;
-  }
-}
 
 // Under the mutex: the read to wait for, somebody's or a new one.
 PendingRef miss(PagePool::Impl& pool, Store& store, PageNumber number, BegunPages& begun) {
@@ -184,26 +164,6 @@ class DemandWait {
   const Clock::time_point began_;
 };
 
-// Waits for the pages that other threads read, until all have ended or the deadline comes.
-void wait_for_others(std::unique_lock<std::mutex>& lock, const std::vector<Open>& open,
-                     const Deadline& deadline) {
-  Waiter waiter;
-  for (const Open& item : open) {
-    if (item.page->ended) continue;
-    item.page->waiters.push_back(&waiter);
-    ++waiter.outstanding;
-  }
-  const auto all = [&waiter] { return waiter.outstanding == 0; };
-  if (!deadline) {
-    waiter.done.wait(lock, all);
-  } else if (!waiter.done.wait_until(lock, *deadline, all)) {
-    for (const Open& item : open) {
-      auto& waiters = item.page->waiters;
-      waiters.erase(std::remove(waiters.begin(), waiters.end(), &waiter), waiters.end());
-    }
-  }
-}
-
 }  // namespace
 
 PinnedPages PagePool::fetch(const PageRef* wanted, std::size_t count, Deadline deadline) {
@@ -216,7 +176,7 @@ PinnedPages PagePool::fetch(const PageRef* wanted, std::size_t count, Deadline d
     state.entries[i].data = pool.frame_bytes(frame);
     state.entries[i].status = PageStatus::ok;
   };
-  std::vector<Open> open;
+  OpenPages open(pool);
   BegunPages begun(pool);
   {
     const std::lock_guard<std::mutex> lock(pool.mutex);
@@ -227,41 +187,33 @@ PinnedPages PagePool::fetch(const PageRef* wanted, std::size_t count, Deadline d
                        " was asked for, of " + std::to_string(store.spec.page_count));
       }
     }
-    try {
-      for (std::size_t i = 0; i < count; ++i) {
-        Store& store = pool.store_at(wanted[i].store);
-        const PageNumber number = wanted[i].page;
-        const std::uint32_t frame = store.table[number].load(std::memory_order_relaxed);
-        if (frame != kAbsent) {
-          Frame& entry = pool.frames[frame];
-          entry.pins.fetch_add(1, std::memory_order_relaxed);
-          pool.clock[frame].fetch_or(kTouchedBit, std::memory_order_relaxed);
-          pool.note_use(entry);
-          take(i, frame);
-        } else if (store.quarantined[number]) {
-          state.entries[i].status = PageStatus::corrupt;
-        } else {
-          if (open.empty()) open.reserve(count - i);
-          open.push_back({i, miss(pool, store, number, begun)});
-          ++open.back().page->wanted;
-          read_around(pool, store, number, begun);
-        }
+    for (std::size_t i = 0; i < count; ++i) {
+      Store& store = pool.store_at(wanted[i].store);
+      const PageNumber number = wanted[i].page;
+      const std::uint32_t frame = store.table[number].load(std::memory_order_relaxed);
+      if (frame != kAbsent) {
+        Frame& entry = pool.frames[frame];
+        entry.pins.fetch_add(1, std::memory_order_relaxed);
+        pool.clock[frame].fetch_or(kTouchedBit, std::memory_order_relaxed);
+        pool.note_use(entry);
+        take(i, frame);
+      } else if (store.quarantined[number]) {
+        state.entries[i].status = PageStatus::corrupt;
+      } else {
+        if (open.pages().empty()) open.reserve(count - i);
+        open.add(i, miss(pool, store, number, begun));
+        read_around(pool, store, number, begun);
       }
-    } catch (...) {
-      for (const Open& item : open) {
-        if (item.page) --item.page->wanted;
-      }
-      throw;
     }
   }
-  if (open.empty()) return result;
+  if (open.pages().empty()) return result;
 
   const DemandWait waiting(pool);
   if (!begun.empty()) {
     auto job = std::make_unique<ReadJob>(pool, false);
     const std::size_t run_pages_max =
         std::max<std::size_t>(1, kDemandRunBytesMax / pool.options.page_bytes);
-    submit_runs(*job, begun.take(), run_pages_max);
+    begun.submit(*job, run_pages_max);
     while (!job->idle() && job->step(deadline)) {
     }
     state.reads = job->reads();
@@ -270,8 +222,10 @@ PinnedPages PagePool::fetch(const PageRef* wanted, std::size_t count, Deadline d
   }
 
   std::unique_lock<std::mutex> lock(pool.mutex);
-  wait_for_others(lock, open, deadline);
-  for (const Open& item : open) {
+  PageWait wait;
+  for (const Open& item : open.pages()) wait.add(item.page);
+  (void)wait.until(lock, deadline);
+  for (const Open& item : open.pages()) {
     PinnedPages::State::Entry& entry = state.entries[item.entry];
     Pending& page = *item.page;
     if (!page.ended) {
@@ -287,6 +241,7 @@ PinnedPages PagePool::fetch(const PageRef* wanted, std::size_t count, Deadline d
       entry.status = PageStatus::ok;
     }
   }
+  open.taken();
   return result;
 }
 

@@ -139,7 +139,7 @@ void PagePool::Impl::evict_frame(std::uint32_t frame) {
   }
   store.table[entry.page].store(kAbsent, std::memory_order_seq_cst);
   entry.state = FrameState::limbo;
-  limbo.push_back({frame, epoch.fetch_add(1, std::memory_order_seq_cst)});
+  limbo.push({frame, epoch.fetch_add(1, std::memory_order_seq_cst)});
   --resident_count;
   ++limbo_count;
   --store.stats.resident;
@@ -156,22 +156,21 @@ void PagePool::Impl::reclaim() {
     --limbo_count;
   };
   while (!limbo.empty() && limbo.front().stamp < oldest) {
-    const Limbo entry = limbo.front();
-    limbo.pop_front();
-    if (frames[entry.frame].pins.load(std::memory_order_acquire) == 0) {
-      free_now(entry.frame);
+    const std::uint32_t frame = limbo.front().frame;
+    limbo.pop();
+    if (frames[frame].pins.load(std::memory_order_acquire) == 0) {
+      free_now(frame);
     } else {
-      limbo_pinned.push_back(entry);
+      limbo_pinned.push(frame);
     }
   }
-  const auto still_pinned = [&](const Limbo& entry) {
-    if (frames[entry.frame].pins.load(std::memory_order_acquire) > 0) return true;
-    free_now(entry.frame);
+  const auto still_pinned = [&](std::uint32_t frame) {
+    if (frames[frame].pins.load(std::memory_order_acquire) > 0) return true;
+    free_now(frame);
     return false;
   };
-  limbo_pinned.erase(
-      std::partition(limbo_pinned.begin(), limbo_pinned.end(), still_pinned),
-      limbo_pinned.end());
+  const auto* freed = std::partition(limbo_pinned.begin(), limbo_pinned.end(), still_pinned);
+  limbo_pinned.keep(static_cast<std::size_t>(freed - limbo_pinned.begin()));
 }
 
 }  // namespace stoker

@@ -13,7 +13,6 @@
 
 #include <array>
 #include <condition_variable>
-#include <deque>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -80,7 +79,7 @@ struct Store {
   StoreStats stats;
 };
 
-// Whoever waits for pages that another thread reads.
+// Whoever waits for pages that another thread reads; see PageWait.
 struct Waiter {
   std::condition_variable done;
   std::size_t outstanding = 0;
@@ -223,8 +222,8 @@ struct PagePool::Impl {
     std::uint32_t frame;
     std::uint64_t stamp;
   };
-  std::deque<Limbo> limbo;                         // by rising stamp
-  std::vector<Limbo> limbo_pinned;                 // of removed stores, still held by a fetch
+  FixedQueue<Limbo> limbo;                         // by rising stamp
+  FrameStack limbo_pinned;                         // of removed stores, still held by a fetch
   Ring probation;
   Ring proven;
   std::uint32_t departures = 0;                    // pages evicted for want of room
@@ -249,7 +248,7 @@ struct PagePool::Impl {
 
   std::mutex orphan_mutex;
   std::condition_variable orphan_ready;
-  std::vector<std::unique_ptr<ReadJob>> orphans;
+  std::list<std::unique_ptr<ReadJob>> orphans;     // handed over without an allocation
   std::thread orphan_thread;
   bool stopping = false;
 };
@@ -286,6 +285,51 @@ class FramesAhead {
   std::thread thread_;
 };
 
+// Pages that were begun and not yet given to a job. Those it still has when it goes, because
+// something failed, end with an error, so that nobody waits for them in vain.
+class BegunPages {
+ public:
+  explicit BegunPages(PagePool::Impl& pool) : pool_(pool) {}
+  ~BegunPages();
+  BegunPages(const BegunPages&) = delete;
+  BegunPages& operator=(const BegunPages&) = delete;
+
+  // Under the mutex: what tells this fetch's own reads from those of others.
+  std::uint64_t stamp() noexcept {
+    if (stamp_ == 0) stamp_ = ++pool_.fetch_stamps;
+    return stamp_;
+  }
+  bool empty() const noexcept { return pages_.empty(); }
+  std::size_t size() const noexcept { return pages_.size(); }
+  const Pending& back() const noexcept { return *pages_.back(); }
+  void add(const PendingRef& page);                // under the mutex
+  // Cuts them into runs of neighbors, which the job then has.
+  void submit(ReadJob& job, std::size_t run_pages_max);
+
+ private:
+  PagePool::Impl& pool_;
+  std::uint64_t stamp_ = 0;
+  std::vector<PendingRef> pages_;   // null: the job has it
+};
+
+// A wait for pages that other threads read. Made, used and gone under the mutex; whatever ends it,
+// no page knows of it afterwards.
+class PageWait {
+ public:
+  PageWait() = default;
+  ~PageWait();
+  PageWait(const PageWait&) = delete;
+  PageWait& operator=(const PageWait&) = delete;
+
+  void add(const PendingRef& page);   // nothing, if the page has ended
+  // Lets go of the mutex meanwhile. False when the deadline came first.
+  bool until(std::unique_lock<std::mutex>& lock, const Deadline& deadline);
+
+ private:
+  Waiter waiter_;
+  std::vector<PendingRef> pages_;
+};
+
 // Calls body(i) for i in [0, count) under the mutex, but lets others in now and then.
 template <class Body>
 void in_stretches(std::mutex& mutex, std::size_t count, Body&& body) {
@@ -307,8 +351,8 @@ class ReadJob {
   ReadJob(const ReadJob&) = delete;
   ReadJob& operator=(const ReadJob&) = delete;
 
-  // Adjacent pages of one store, by rising number, each begun and unended.
-  void submit(std::vector<PendingRef> pages);
+  // Adjacent pages of one store, by rising number, each begun and unended. Whatever fails, they end.
+  void submit(std::vector<PendingRef> pages) noexcept;
   void flush() { queue_->flush(); }
   // Ends the pages of one run that came back. False when `until` came first or none is out.
   bool step(const Deadline& until);
@@ -323,9 +367,9 @@ class ReadJob {
   std::uint64_t pages_failed() const noexcept { return pages_failed_; }
 
  private:
-  void start(std::vector<PendingRef> pages, bool second_try);
-  void end_run(Run& run);
-  void end_pages(const std::vector<PendingRef>& pages, PageStatus status);
+  void start(std::vector<PendingRef> pages, bool second_try) noexcept;
+  void end_run(Run& run) noexcept;
+  void end_pages(const PendingRef* pages, std::size_t count, PageStatus status) noexcept;
 
   PagePool::Impl& pool_;
   const bool prefetch_;

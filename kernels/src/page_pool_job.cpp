@@ -79,6 +79,66 @@ void PagePool::Impl::finish_pending(Pending& page, PageStatus status) {
   pending.erase(key_of(store.id, page.page));   // last: it may be the page's last reference
 }
 
+// ---- what is begun, and what is waited for ------------------------------------------------------
+
+BegunPages::~BegunPages() {
+  if (pages_.empty()) return;
+  const std::lock_guard<std::mutex> lock(pool_.mutex);
+  for (const PendingRef& page : pages_) {
+    if (page) pool_.finish_pending(*page, PageStatus::io_error);
+  }
+}
+
+void BegunPages::add(const PendingRef& page) {
+  try {
+    pages_.push_back(page);
+  } catch (...) {
+    pool_.finish_pending(*page, PageStatus::io_error);
+    throw;
+  }
+}
+
+void BegunPages::submit(ReadJob& job, std::size_t run_pages_max) {
+  std::sort(pages_.begin(), pages_.end(), [](const PendingRef& left, const PendingRef& right) {
+    return left->store != right->store ? left->store->id < right->store->id
+                                       : left->page < right->page;
+  });
+  for (std::size_t first = 0; first < pages_.size();) {
+    std::size_t last = first + 1;
+    while (last < pages_.size() && last - first < run_pages_max &&
+           pages_[last]->store == pages_[first]->store &&
+           pages_[last]->page == pages_[last - 1]->page + 1) {
+      ++last;
+    }
+    std::vector<PendingRef> run;
+    run.reserve(last - first);
+    for (; first < last; ++first) run.push_back(std::move(pages_[first]));
+    job.submit(std::move(run));
+  }
+  pages_.clear();
+}
+
+PageWait::~PageWait() {
+  for (const PendingRef& page : pages_) {
+    auto& waiters = page->waiters;
+    waiters.erase(std::remove(waiters.begin(), waiters.end(), &waiter_), waiters.end());
+  }
+}
+
+void PageWait::add(const PendingRef& page) {
+  if (page->ended) return;
+  pages_.push_back(page);
+  page->waiters.push_back(&waiter_);
+  ++waiter_.outstanding;
+}
+
+bool PageWait::until(std::unique_lock<std::mutex>& lock, const Deadline& deadline) {
+  const auto all = [this] { return waiter_.outstanding == 0; };
+  if (deadline) return waiter_.done.wait_until(lock, *deadline, all);
+  waiter_.done.wait(lock, all);
+  return true;
+}
+
 // ---- demand and prefetch -----------------------------------------------------------------------
 
 void PagePool::Impl::demand_begins() noexcept {
@@ -103,9 +163,9 @@ ReadJob::~ReadJob() {
   pool_.io.give_back(std::move(queue_));
 }
 
-void ReadJob::submit(std::vector<PendingRef> pages) { start(std::move(pages), false); }
+void ReadJob::submit(std::vector<PendingRef> pages) noexcept { start(std::move(pages), false); }
 
-void ReadJob::start(std::vector<PendingRef> pages, bool second_try) {
+void ReadJob::start(std::vector<PendingRef> pages, bool second_try) noexcept {
   const std::size_t page_bytes = pool_.options.page_bytes;
   const std::size_t length = pages.size() * page_bytes;
   std::unique_ptr<Run> run;
@@ -134,7 +194,7 @@ void ReadJob::start(std::vector<PendingRef> pages, bool second_try) {
     queue_->submit(*run);
   } catch (...) {
     // Nothing is out; others may be waiting for these pages.
-    end_pages(pages, PageStatus::io_error);
+    end_pages(pages.data(), pages.size(), PageStatus::io_error);
     return;
   }
   run->pages = std::move(pages);
@@ -163,44 +223,56 @@ bool ReadJob::step(const Deadline& until) {
 }
 
 // A page that failed is read once more, alone; its second failure is final.
-void ReadJob::end_run(Run& run) {
-  std::vector<PendingRef> failed;
+void ReadJob::end_run(Run& run) noexcept {
+  PendingRef* const pages = run.pages.data();
+  const std::size_t count = run.pages.size();
+  std::size_t good = 0;   // pages in front that are sound
   PageStatus failure = PageStatus::io_error;
-  if (run.error != 0) {
-    failed.swap(run.pages);
-  } else {
-    failure = PageStatus::corrupt;
+  if (run.error == 0) {
     const std::size_t page_bytes = pool_.options.page_bytes;
     const auto sound = [page_bytes](const PendingRef& page) {
       Store& store = *page->store;
       return store.checksums.match(store.file, page->page, crc32c(page->bytes, page_bytes));
     };
-    const auto cut = std::stable_partition(run.pages.begin(), run.pages.end(), sound);
-    failed.assign(std::make_move_iterator(cut), std::make_move_iterator(run.pages.end()));
-    run.pages.erase(cut, run.pages.end());
-    end_pages(run.pages, PageStatus::ok);
+    try {
+      good = static_cast<std::size_t>(std::partition(pages, pages + count, sound) - pages);
+      failure = PageStatus::corrupt;
+    } catch (const std::bad_alloc&) {
+      // No memory for the table of checksums: nothing is known to be sound, nor to be damaged.
+    }
+    end_pages(pages, good, PageStatus::ok);
   }
-  if (failed.empty()) return;
+  if (good == count) return;
   {
     const std::lock_guard<std::mutex> lock(pool_.mutex);
     if (failure == PageStatus::corrupt) {
-      pool_.totals.checksum_failures += failed.size();
+      pool_.totals.checksum_failures += count - good;
     } else {
       ++pool_.totals.io_errors;
     }
   }
-  if (run.second_try) {
-    end_pages(failed, failure);
-  } else {
-    for (PendingRef& page : failed) start({std::move(page)}, true);
+  for (std::size_t i = good; i < count; ++i) {
+    std::vector<PendingRef> alone;
+    try {
+      if (!run.second_try) alone.reserve(1);
+    } catch (const std::bad_alloc&) {
+      // It ends with its first failure.
+    }
+    if (alone.capacity() == 0) {
+      // Only a second look may call a page damaged.
+      end_pages(pages + i, 1, run.second_try ? failure : PageStatus::io_error);
+    } else {
+      alone.push_back(std::move(pages[i]));
+      start(std::move(alone), true);
+    }
   }
 }
 
-void ReadJob::end_pages(const std::vector<PendingRef>& pages, PageStatus status) {
-  if (pages.empty()) return;
+void ReadJob::end_pages(const PendingRef* pages, std::size_t count, PageStatus status) noexcept {
+  if (count == 0) return;
   const std::lock_guard<std::mutex> lock(pool_.mutex);
-  for (const PendingRef& page : pages) pool_.finish_pending(*page, status);
-  (status == PageStatus::ok ? pages_ok_ : pages_failed_) += pages.size();
+  for (std::size_t i = 0; i < count; ++i) pool_.finish_pending(*pages[i], status);
+  (status == PageStatus::ok ? pages_ok_ : pages_failed_) += count;
 }
 
 void ReadJob::forget_sticky() {
@@ -220,20 +292,21 @@ std::size_t ReadJob::pages_out() const noexcept {
 
 void PagePool::Impl::adopt(std::unique_ptr<ReadJob> job) {
   try {
+    std::list<std::unique_ptr<ReadJob>> one;
+    one.push_back(std::move(job));
     const std::lock_guard<std::mutex> lock(orphan_mutex);
-    orphans.reserve(orphans.size() + 1);
     if (!orphan_thread.joinable()) orphan_thread = std::thread([this] { reap_orphans(); });
-    orphans.push_back(std::move(job));
+    orphans.splice(orphans.end(), one);
     orphan_ready.notify_one();
   } catch (const std::exception&) {
     // No thread to be had: late is better than memory that the device still writes to. The job's
-    // end waits for its reads.
+    // end, wherever it is by now, waits for its reads.
     job.reset();
   }
 }
 
 void PagePool::Impl::reap_orphans() {
-  std::vector<std::unique_ptr<ReadJob>> mine;
+  std::list<std::unique_ptr<ReadJob>> mine;
   for (;;) {
     {
       std::unique_lock<std::mutex> lock(orphan_mutex);
@@ -241,8 +314,7 @@ void PagePool::Impl::reap_orphans() {
         orphan_ready.wait(lock, [this] { return stopping || !orphans.empty(); });
         if (orphans.empty()) return;
       }
-      for (auto& job : orphans) mine.push_back(std::move(job));
-      orphans.clear();
+      mine.splice(mine.end(), orphans);
     }
     // In turns, so that no job waits for the slowest one.
     for (auto& job : mine) {
@@ -250,9 +322,7 @@ void PagePool::Impl::reap_orphans() {
       while (!job->idle() && job->step(until)) {
       }
     }
-    mine.erase(std::remove_if(mine.begin(), mine.end(),
-                              [](const auto& job) { return job->idle(); }),
-               mine.end());
+    mine.remove_if([](const auto& job) { return job->idle(); });
   }
 }
 

@@ -35,6 +35,11 @@ class Loader {
     run_pages_ = std::clamp<std::size_t>(bytes / pool.options.page_bytes, 1, kPartsMax);
     last_issue_ = busy_since_ = Clock::now();
   }
+  ~Loader() {
+    if (job_ && !job_->idle()) job_->forget_sticky();   // it failed; the job's end waits for reads
+  }
+  Loader(const Loader&) = delete;
+  Loader& operator=(const Loader&) = delete;
 
   LoadReport run(const PageNumber* pages, std::size_t count) {
     std::vector<PageNumber> again;
@@ -128,25 +133,24 @@ class Loader {
   // Takes the next run of absent neighbors from pages[next ...] and sends it off.
   void issue(const PageNumber* pages, std::size_t count, std::size_t& next) {
     const std::size_t most = run_pages_now(demand_about());
-    std::vector<PendingRef> run;
-    run.reserve(std::min(most, count - next));
+    BegunPages run(pool_);
     {
       const std::lock_guard<std::mutex> lock(pool_.mutex);
       const std::size_t end = std::min(count, next + kScanMax);
       for (; next < end && run.size() < most; ++next) {
-        if (!run.empty() && pages[next] != run.back()->page + 1) break;
+        if (!run.empty() && pages[next] != run.back().page + 1) break;
         begin(pages[next], run);
       }
     }
     if (run.empty()) return;
     last_issue_ = Clock::now();
     if (job_->idle()) busy_since_ = last_issue_;
-    job_->submit(std::move(run));
+    run.submit(*job_, most);
     job_->flush();
   }
 
   // Under the mutex. Begins the page, or counts why not.
-  void begin(PageNumber number, std::vector<PendingRef>& run) {
+  void begin(PageNumber number, BegunPages& run) {
     const std::uint32_t frame = store_.table[number].load(std::memory_order_relaxed);
     if (frame != kAbsent) {
       keep(frame);
@@ -160,7 +164,7 @@ class Loader {
     } else {
       PendingRef page = begin_in_frame(number);
       if (page) {
-        run.push_back(std::move(page));
+        run.add(page);
       } else {
         full_ = true;
         ++report_.pages_no_room;
@@ -194,21 +198,12 @@ class Loader {
   // Until the pages that demand is reading have ended. False when the time is up.
   bool wait_elsewhere() {
     std::unique_lock<std::mutex> lock(pool_.mutex);
-    Waiter waiter;
-    for (const PendingRef& page : elsewhere_) {
-      if (page->ended) continue;
-      page->waiters.push_back(&waiter);
-      ++waiter.outstanding;
-    }
-    const auto all = [&waiter] { return waiter.outstanding == 0; };
+    PageWait wait;
+    for (const PendingRef& page : elsewhere_) wait.add(page);
     while (!stopped()) {
-      if (waiter.done.wait_until(lock, *soon(), all)) return true;
+      if (wait.until(lock, soon())) return true;
     }
-    for (const PendingRef& page : elsewhere_) {
-      auto& waiters = page->waiters;
-      waiters.erase(std::remove(waiters.begin(), waiters.end(), &waiter), waiters.end());
-    }
-    return all();
+    return wait.until(lock, Clock::now());
   }
 
   void finish() {
