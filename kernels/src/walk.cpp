@@ -162,10 +162,9 @@ void Walk::walk_level(std::uint32_t level_number, std::size_t ef, bool bottom) {
     if (may_read()) {
       read_missing(level);
     } else {
-      if (counting_) {
-        stats_.skipped +=
-            static_cast<std::uint32_t>(s_.links_missing.size() + s_.codes_missing.size());
-      }
+      // On upper levels too: who comes down from half of them may begin far from the answer.
+      stats_.skipped +=
+          static_cast<std::uint32_t>(s_.links_missing.size() + s_.codes_missing.size());
       s_.links_missing.clear();
       s_.codes_missing.clear();
     }
@@ -292,7 +291,7 @@ void Walk::read_missing(const LinkLevel& level) {
   stats_.pages_read += pages.bytes_read() / links_.page_bytes;
 
   auto missed = [&](PageStatus status) {
-    if (counting_) ++stats_.skipped;
+    ++stats_.skipped;
     if (status == PageStatus::corrupt || status == PageStatus::io_error) ++stats_.damaged;
     if (status == PageStatus::deadline) stats_.deadline_hit = true;
   };

@@ -231,10 +231,11 @@ void answers_from_memory_alone(std::mt19937& rng) {
   QueryStats stats = searcher.search(query.data(), params, rows.data(), scores.data());
   CHECK(rows[0] == kNoRow);
   CHECK(stats.bytes_read == 0);
+  CHECK(stats.skipped > 0);   // no way in is no whole answer
   params.resident_only = false;
   params.deadline = Clock::now() - std::chrono::seconds(1);
   stats = searcher.search(query.data(), params, rows.data(), scores.data());
-  CHECK(stats.deadline_hit && stats.bytes_read == 0);
+  CHECK(stats.deadline_hit && stats.bytes_read == 0 && stats.skipped > 0);
   params.deadline.reset();
   stats = searcher.search(query.data(), params, rows.data(), scores.data());
   CHECK(rows[9] != kNoRow && stats.bytes_read > 0);

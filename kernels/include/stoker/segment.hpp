@@ -120,7 +120,7 @@ struct QueryStats {
   float expected_recall = 1;        // of the re-rank, by the error model
   std::uint32_t expanded = 0;       // nodes whose links were followed on level 0
   std::uint32_t evaluated = 0;      // codes compared on level 0
-  std::uint32_t skipped = 0;        // links and codes that the walk wanted and could not have
+  std::uint32_t skipped = 0;        // links and codes, of any level, that the walk could not have
   std::uint32_t exact = 0;          // of the k answers, how many are scored by exact vectors
   std::uint32_t refined = 0;        // of the k answers, how many are scored by both planes
   std::uint32_t damaged = 0;        // records on pages that failed their checksum
