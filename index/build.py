@@ -25,6 +25,7 @@ from stoker.index.failed_write import let_go
 from stoker.index.generation import NoRoom
 from stoker.index.hnsw_graph import HnswGraph
 from stoker.index.hnswlib_file import read_hnswlib
+from stoker.index.hub_rows import hubs_last
 from stoker.index.ids import normalize_ids
 from stoker.index.seal import METRICS, BuildReport, Progress, seal_graph
 from stoker.index.stored_graph import read_graph
@@ -233,6 +234,8 @@ def _link(
     rows = np.arange(len(vectors))
     if first is not None:
         rows = rows[first == rows]
+    if metric == "l2":
+        rows = hubs_last(vectors, rows, most=2 * m)
     count = len(rows)
     index = hnswlib.Index(space="l2" if metric == "l2" else "ip", dim=dim)
     index.init_index(max_elements=count, M=m, ef_construction=ef_construction, random_seed=_SEED)

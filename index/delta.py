@@ -24,6 +24,7 @@ from stoker.errors import CorruptError
 from stoker.index.document_values import Change, DocumentId
 from stoker.index.exact import Metric, row_terms, score_pairs, search_exact, top, unit_rows
 from stoker.index.filters import Fields, Filter, flatten, matches
+from stoker.index.hub_rows import hubs_last
 
 Key = tuple[str, DocumentId]
 """(tenant, id): what names a document within a collection."""
@@ -300,11 +301,14 @@ class Delta:
         graph = hnswlib.Index(space=self._metric, dim=self._dim)
         graph.init_index(max_elements=BLOCK_ROWS, M=_M, ef_construction=_EF_CONSTRUCTION)
         graph.set_ef(_EF_SEARCH)
-        for first in range(start, stop, _BLOCK_STEP):
+        rows = np.arange(start, stop)
+        if self._metric == "l2":
+            rows = hubs_last(view.vectors, rows, most=2 * _M)
+        for first in range(0, len(rows), _BLOCK_STEP):
             if not go_on():
                 return False
-            last = min(first + _BLOCK_STEP, stop)
-            graph.add_items(view.vectors[first:last], np.arange(first, last), num_threads=1)
+            part = rows[first : first + _BLOCK_STEP]
+            graph.add_items(view.vectors[part], part, num_threads=1)
         recall_low = self._recall_low(graph, view, start, stop)
         with self._blocks_lock:
             self._blocks = (*self._blocks, Block(start, stop, graph, recall_low))

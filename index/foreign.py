@@ -223,6 +223,7 @@ def import_foreign(
             twice, or something is at ``target``.
     """
     from stoker.index.build import build_segment, check_vectors, heat_by_row
+    from stoker.index.equal_rows import first_of_equals
     from stoker.index.ids import normalize_ids
     from stoker.index.seal import BuildReport, seal_graph
 
@@ -240,6 +241,15 @@ def import_foreign(
     if graph is not None and foreign.metric is not None and foreign.metric != chosen:
         notes.append(f"the graph was made for {foreign.metric}: linked anew for {chosen}")
         graph = None
+    if graph is not None:
+        first = first_of_equals(vectors, metric=chosen, group_max=graph.m0)
+        if first is not None:
+            copies = int(np.unique(first, return_counts=True)[1].max())
+            notes.append(
+                f"a vector stands in it {copies} times, more than a node has links: walks would be "
+                "caught among the copies, so all is linked anew"
+            )
+            graph = None
 
     def build(path: Path) -> BuildReport:
         if graph is None:
