@@ -9,9 +9,11 @@ same folder without a lock.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,11 +22,12 @@ import structlog
 from stoker.errors import InputError
 from stoker.kvcache.kv_file import KvCorrupt, read_kv, write_kv
 from stoker.kvcache.language_model import Kv
-from stoker.kvcache.prefix_blocks import BlockHash, block_hash, joined, root_hash
+from stoker.kvcache.prefix_blocks import BlockHash, hashes_of, joined, root_hash
 
 log = structlog.get_logger(__name__)
 
 _SUFFIX = ".safetensors"
+_STEP_NS = 1_000  # between the last uses of two blocks of one prefix, deeper is earlier
 
 
 class EngineBlocks:
@@ -37,9 +40,15 @@ class EngineBlocks:
         folder: Where the files are; made if missing.
         model_id: Whose KV it is.
         block_tokens: Tokens per block.
-        bytes_max: Budget of the files; the longest unused go first. None sets no budget: where
+        bytes_max: Budget of the files; the least worth go first. None sets no budget: where
             several processes write, one of them keeps it.
         storage: How numbers are kept, as in `kv_file`.
+        wall: Unix time, seconds: that of a file's last use is its modification time.
+
+    Worth is the time of the last use plus a credit for every doubling of what the heat plan
+    predicts (`predict`). The credit is the time that files live here at most: a block that is
+    expected once is worth as much as one used just now. A block is never worth more than what it
+    stands on: all before it was used when it was, and is expected when it is.
     """
 
     def __init__(
@@ -50,6 +59,7 @@ class EngineBlocks:
         block_tokens: int,
         bytes_max: int | None = None,
         storage: str = "float32",
+        wall: Callable[[], float] = time.time,
     ) -> None:
         if block_tokens < 1:
             raise InputError(f"block_tokens: expected at least 1, found {block_tokens}")
@@ -58,7 +68,9 @@ class EngineBlocks:
         self._model_id = model_id
         self._bytes_max = bytes_max
         self._storage = storage
+        self._wall = wall
         self._lock = threading.Lock()
+        self._predicted: Mapping[BlockHash, float] = {}
         folder.mkdir(parents=True, exist_ok=True)
 
     def root(self, tenant: str, adapter: str = "") -> BlockHash:
@@ -68,11 +80,7 @@ class EngineBlocks:
         )
 
     def _names(self, root: BlockHash, token_ids: Sequence[int]) -> list[BlockHash]:
-        size, names, parent = self.block_tokens, [], root
-        for start in range(0, len(token_ids) - size + 1, size):
-            parent = block_hash(parent, token_ids[start : start + size])
-            names.append(parent)
-        return names
+        return hashes_of(root, token_ids, self.block_tokens)
 
     def _path(self, name: BlockHash) -> Path:
         return self.folder / f"{name.hex()}{_SUFFIX}"
@@ -101,7 +109,8 @@ class EngineBlocks:
         if kv.start:
             raise InputError(f"expected KV from position 0, found it from {kv.start}")
         size, written = self.block_tokens, 0
-        for index, name in enumerate(self._names(root, kv.token_ids.tolist())):
+        names = self._names(root, kv.token_ids.tolist())
+        for index, name in enumerate(names):
             path = self._path(name)
             if path.is_file():
                 continue
@@ -114,8 +123,9 @@ class EngineBlocks:
                 storage=self._storage,
             )  # fmt: skip
             written += 1
+        self._used(names)
         if written:
-            self._keep_budget()
+            self.keep_budget()
         return written
 
     def get(self, root: BlockHash, token_ids: Sequence[int]) -> Kv | None:
@@ -128,12 +138,14 @@ class EngineBlocks:
             raise InputError(f"expected full blocks of {self.block_tokens}, found {len(token_ids)}")
         parts: list[Kv | None] = []
         wanted = np.asarray(token_ids, np.int32)
-        for index, name in enumerate(self._names(root, token_ids)):
+        names = self._names(root, token_ids)
+        for index, name in enumerate(names):
             start = index * self.block_tokens
             part = self._read(self._path(name), wanted[start : start + self.block_tokens])
             if part is None:
                 return None
             parts.append(part)
+        self._used(names)
         whole = joined(parts)
         assert whole is not None
         return whole
@@ -150,13 +162,23 @@ class EngineBlocks:
             with contextlib.suppress(OSError):
                 path.unlink()
             return None
-        with contextlib.suppress(OSError):  # a read-only folder, or another process was quicker
-            os.utime(path)
         return kv
+
+    def _used(self, names: Sequence[BlockHash]) -> None:
+        """Note a use of a prefix. The deepest was used longest ago: without it the others serve."""
+        now_ns = int(self._wall() * 1e9)
+        for depth, name in enumerate(names):
+            # A read-only folder, another process was quicker, or a disk was full.
+            with contextlib.suppress(OSError):
+                os.utime(self._path(name), ns=(now_ns, now_ns - depth * _STEP_NS))
 
     def bytes(self) -> int:
         """Return the bytes of all files."""
         return sum(size for _, size, _ in self._files())
+
+    def predict(self, weights: Mapping[BlockHash, float]) -> None:
+        """Take the heat plan's view: requests expected per block, soon. It replaces the last."""
+        self._predicted = weights
 
     def _files(self) -> list[tuple[float, int, Path]]:
         found = []
@@ -164,17 +186,30 @@ class EngineBlocks:
             if entry.name.endswith(_SUFFIX):
                 with contextlib.suppress(FileNotFoundError):
                     stat = entry.stat()
-                    found.append((stat.st_mtime, stat.st_size, Path(entry.path)))
+                    found.append((stat.st_mtime_ns / 1e9, stat.st_size, Path(entry.path)))
         return found
 
-    def _keep_budget(self) -> None:
+    def keep_budget(self) -> int:
+        """Remove the files that are worth least, down to the budget; returns how many."""
         if self._bytes_max is None:
-            return
+            return 0
+        removed = 0
         with self._lock:
-            files = sorted(self._files(), key=lambda file: (file[0], file[2].name))
+            files = self._files()
             total = sum(size for _, size, _ in files)
-            for _, size, path in files:
+            if total <= self._bytes_max:
+                return 0
+            credit_s = max(0.0, self._wall() - min(used_s for used_s, _, _ in files))
+            expected = {f"{name.hex()}{_SUFFIX}": w for name, w in self._predicted.items()}
+
+            def worth(file: tuple[float, int, Path]) -> tuple[float, str]:
+                doublings = math.log2(1.0 + max(0.0, expected.get(file[2].name, 0.0)))
+                return file[0] + credit_s * doublings, file[2].name
+
+            for _, size, path in sorted(files, key=worth):
                 if total <= self._bytes_max:
-                    return
+                    break
                 path.unlink(missing_ok=True)
                 total -= size
+                removed += 1
+        return removed

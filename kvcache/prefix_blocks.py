@@ -122,6 +122,15 @@ def block_hash(parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:
     return BlockHash(digest.digest())
 
 
+def hashes_of(root: BlockHash, token_ids: Sequence[int], block_tokens: int) -> list[BlockHash]:
+    """Return the hashes of a prompt's whole blocks."""
+    found, parent = [], root
+    for start in range(0, len(token_ids) - block_tokens + 1, block_tokens):
+        parent = block_hash(parent, token_ids[start : start + block_tokens])
+        found.append(parent)
+    return found
+
+
 def joined(parts: Iterable[Kv | None]) -> Kv | None:
     """Put KV of consecutive tokens together; None if any part has none."""
     whole = list(parts)
@@ -209,11 +218,7 @@ class PrefixBlocks:
 
     def hashes_of(self, root: BlockHash, token_ids: Sequence[int]) -> list[BlockHash]:
         """Return the hashes of a prompt's whole blocks."""
-        found, parent = [], root
-        for start in range(0, len(token_ids) - self.block_tokens + 1, self.block_tokens):
-            parent = block_hash(parent, token_ids[start : start + self.block_tokens])
-            found.append(parent)
-        return found
+        return hashes_of(root, token_ids, self.block_tokens)
 
     def match(self, root: BlockHash, token_ids: Sequence[int]) -> PrefixMatch:
         """Find a prompt's longest cached prefix, to the token; changes nothing."""
@@ -403,9 +408,14 @@ class PrefixBlocks:
         return joined(parts)
 
     def predict(self, weights: Mapping[BlockHash, float]) -> None:
-        """Take the heat plan's view: requests expected per block, soon. It replaces the last."""
+        """Take the heat plan's view: requests expected per block, soon. It replaces the last.
+
+        `predicted_reuse` makes it of the heat, and reads the one that a server leaves beside an
+        engine's blocks.
+        """
+        last = self._predicted
         self._predicted = {found: max(0.0, weight) for found, weight in weights.items()}
-        for found in weights:
+        for found in {**last, **self._predicted}:  # what is expected no longer counts for less
             block = self._blocks.get(found)
             if block is not None and not block.references:
                 self._settle(block)

@@ -280,6 +280,42 @@ class KvcacheSettings:
             "event log; off, because most replicas have an engine of their own"
         },
     )
+    engine_blocks_dir: str = dataclasses.field(
+        default="",
+        metadata={
+            "help": "Folder of prefix blocks that the engine's connector writes; this server keeps "
+            "it within kv_disk_bytes_max by heat. Empty keeps none: the connector's own budget "
+            "goes by last use alone"
+        },
+    )
+    engine_blocks_model_id: str = dataclasses.field(
+        default="",
+        metadata={"help": "model_id of the connector's settings; needed with engine_blocks_dir"},
+    )
+    engine_blocks_tenant: str = dataclasses.field(
+        default="", metadata={"help": "tenant of the connector's settings; empty as there"}
+    )
+    predict_every_s: float = dataclasses.field(
+        default=30.0,
+        metadata={
+            "help": "Time between two looks at the heat for which stored KV will be needed; heat "
+            "moves slower; seconds"
+        },
+    )
+    predict_passages_max: int = dataclasses.field(
+        default=1_024,
+        metadata={
+            "help": "Hottest passages whose prefix blocks are predicted; each is read and "
+            "tokenised once; count"
+        },
+    )
+    group_keys_enabled: bool = dataclasses.field(
+        default=False,
+        metadata={
+            "help": "Whether answers and events of searches by text carry a group key "
+            "(win|grp|sig); off, because it costs a search about 1 ms and needs stoker[models]"
+        },
+    )
     slab_pages_max: int = dataclasses.field(
         default=4_096,
         metadata={
@@ -315,6 +351,10 @@ class KvcacheSettings:
             )
         if self.engine_url and not (self.engine_model and self.engine_tokenizer):
             raise ConfigError("engine_url: expected engine_model and engine_tokenizer beside it")
+        if self.engine_blocks_dir and not (self.engine_blocks_model_id and self.engine_tokenizer):
+            raise ConfigError(
+                "engine_blocks_dir: expected engine_blocks_model_id and engine_tokenizer beside it"
+            )
 
 
 _RATIOS = (
@@ -325,11 +365,12 @@ _COUNTS = (
     "reuse_entries_max", "reuse_exact_entries_max", "reuse_tenants_max", "reuse_candidates_max",
     "reuse_text_bytes_max", "kv_bytes_max", "kv_disk_bytes_max", "slab_pages_max",
     "engine_world_size", "engine_leases_max", "hot_accesses_min", "hot_keys_max",
-    "kv_gate_uses_max",
+    "kv_gate_uses_max", "predict_passages_max",
 )  # fmt: skip
 _MORE_THAN_0 = (
     "reuse_window_s", "hot_window_s", "kv_gate_kl_max", "engine_every_s", "engine_lease_s",
     "engine_tokens_per_s_max", "kv_gate_loss_gain_max", "kv_gate_every_s", "kv_gate_retry_s",
+    "predict_every_s",
 )  # fmt: skip
 STORAGES = ("float32", "float16", "int8", "int4")
 

@@ -69,10 +69,14 @@ class ReuseDecision(Answer):
     Attributes:
         decision: "reused", "searched" (a guard refused, or nothing fitted) or "off".
         reason: Which guard spoke, or why it is off.
+        group_key: ``win:<start>|grp:<group>|sig:<hash>``: searches by text of the last seconds that
+            ask for the same have one group, ``-`` stands for none. Empty unless the server is set
+            to say it (``kvcache.group_keys_enabled``), and for a search by vector.
     """
 
     decision: str
     reason: str = ""
+    group_key: str = ""
 
 
 @dataclass(frozen=True)

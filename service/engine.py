@@ -10,6 +10,7 @@ every answer says so; nothing is silently narrower.
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -38,6 +39,7 @@ from stoker.prefetch.receipt import Receipt
 from stoker.service.answers import (
     Completeness,
     Readiness,
+    ReuseDecision,
     SearchAnswer,
     SearchResult,
     Timings,
@@ -48,6 +50,7 @@ from stoker.service.configuration import StokerConfig
 from stoker.service.document_writes import DocumentWrites, index_id, storing
 from stoker.service.engine_metrics import ShownParts
 from stoker.service.engine_parts import Parts
+from stoker.service.kv_groups import is_grouped
 from stoker.service.metrics import Metrics
 from stoker.service.problems import (
     DeadlinePassed,
@@ -270,6 +273,7 @@ class Engine:
         fence = Fence(self._index.generation, self._index.change_offset)
         mark = self._monotonic()
         decision, reuse = self._reuse.consult(request, tenant, vector, fence)
+        reuse = self._grouped(request, tenant, vector, reuse)
         reuse_s = self._monotonic() - mark
         mark = self._monotonic()
         pages = bytes_read = 0
@@ -289,7 +293,7 @@ class Engine:
         results = self._results(request, tenant, found)
         documents_s = self._monotonic() - mark
         self.metrics.reuse.labels(reuse.decision).inc()
-        self._offer_search(request, tenant, found, request_id)
+        self._offer_search(request, tenant, found, request_id, reuse.group_key)
         return SearchAnswer(
             results=results,
             completeness=completeness,
@@ -309,6 +313,16 @@ class Engine:
             request_id=request_id,
             prompt_order=self._prompt_order(tenant, found),
         )
+
+    def _grouped(
+        self, request: SearchRequest, tenant: str, vector: Vector, reuse: ReuseDecision
+    ) -> ReuseDecision:
+        """Say which searches of the last seconds ask for the same, where that is on."""
+        kv = self._parts.kv
+        key = "" if kv is None else kv.group_key(tenant, request.text, vector, self._wall())
+        if is_grouped(key):
+            self.metrics.grouped.labels(reuse.decision).inc()
+        return dataclasses.replace(reuse, group_key=key) if key else reuse
 
     def _prompt_order(self, tenant: str, found: Sequence[tuple[str, float]]) -> tuple[str, ...]:
         kv = self._parts.kv
@@ -407,8 +421,10 @@ class Engine:
         tenant: str,
         found: Sequence[tuple[str, float]],
         request_id: str,
+        group_key: str,
     ) -> None:
         names = [result_id for result_id, _ in found]
+        extra = {"request_id": request_id, "group_key": group_key}
         if self._parts.placement is not None:
             self._parts.placement.offer(tenant, request.route, request.session, names, self._wall())
         self._offer(
@@ -418,7 +434,7 @@ class Engine:
             session=request.session,
             route=request.route,
             query=request.text,
-            extra={"request_id": request_id} if request_id else None,
+            extra={name: value for name, value in extra.items() if value} or None,
         )
 
     def _offer_change(self, event_type: str, tenant: str, names: Sequence[str]) -> None:

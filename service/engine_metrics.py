@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 from prometheus_client import Counter
 
@@ -45,7 +46,7 @@ class ShownParts:
             if parts.placement is not None:
                 self._show_placement(parts.placement)
             if parts.kv is not None:
-                parts.kv.show_gate(metrics, self._advance)
+                parts.kv.show(metrics, self._advance, time_s=time.time())
 
     def note_receipt(self, receipt: Receipt) -> None:
         """Show how a warm-up ended, or what was measured after it."""

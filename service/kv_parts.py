@@ -2,7 +2,8 @@
 
 Each is off until its setting names what it needs: a folder of passages' KV (warmed with the pages,
 and dropped field by field when documents change), slots for documents, the order of passages in a
-prompt, and an inference engine to warm, shared between replicas.
+prompt, group keys of searches, an inference engine to warm, shared between replicas, and the folder
+of its blocks. What keeps KV is told what the heat expects.
 """
 
 from __future__ import annotations
@@ -12,11 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import structlog
+from numpy.typing import NDArray
 
-from stoker.errors import ConfigError, StokerError
+from stoker.errors import ConfigError, InputError, StokerError
 from stoker.index.document_values import Document
 from stoker.kvcache.chunk_gate import ChunkGate
+from stoker.kvcache.engine_blocks import EngineBlocks
 from stoker.kvcache.engine_warm import ContentKey, EngineWarmer
 from stoker.kvcache.field_rollback import compare_fields, rolled_back
 from stoker.kvcache.passages import PassageStore
@@ -27,7 +31,9 @@ from stoker.prefetch.protocols import WarmSource
 from stoker.service.kv_documents import DocumentSlots
 from stoker.service.kv_events import KvEventFollower
 from stoker.service.kv_gate import Advance, show_gate
+from stoker.service.kv_groups import LookupGroups
 from stoker.service.kv_lmcache import LmcachePrefetch
+from stoker.service.kv_predict import ReusePrediction
 from stoker.service.kv_replicas import ReplicatedMetadata, SharedLeases
 from stoker.service.kv_warm import EngineWarmLoop, PromptTokens
 from stoker.service.metrics import Metrics
@@ -79,15 +85,28 @@ class KvParts:
         self.replicas: ReplicatedMetadata | None = None
         self.warm_loop: EngineWarmLoop | None = None
         self._follower: KvEventFollower | None = None
+        self.prediction: ReusePrediction | None = None
+        self._groups: LookupGroups | None = None
+        if settings.group_keys_enabled:
+            self._groups = LookupGroups(
+                window_s=settings.reuse_window_s, tenants_max=settings.reuse_tenants_max
+            )
 
     def warm_sources(self) -> list[WarmSource]:
         """Return what a warm-up may load beside the index."""
         return [] if self.passages is None else [PassageSource(self.passages)]
 
-    def show_gate(self, metrics: Metrics, advance: Advance) -> None:
-        """Bring the metrics of the model's gate up to date, where there is a model."""
+    def show(self, metrics: Metrics, advance: Advance, *, time_s: float) -> None:
+        """Bring the metrics of the parts that run up to date."""
         if self.gate is not None:
             show_gate(metrics, self.gate, self._settings.passages_model_id, advance)
+        if self._groups is not None:
+            metrics.groups.set(self._groups.count(time_s))
+        if self.prediction is not None:
+            counts = self.prediction.counts()
+            metrics.expected_blocks.set(counts.blocks)
+            metrics.engine_bytes.set(counts.bytes)
+            advance(metrics.evicted_blocks, "evicted blocks", float(counts.removed))
 
     # -- documents ---------------------------------------------------------------------------
 
@@ -153,17 +172,29 @@ class KvParts:
                 order = self._orders[tenant] = PromptOrder(nodes_max=50_000)
             return tuple(str(name) for name in order.arrange(list(dict.fromkeys(names))))
 
+    def group_key(
+        self, tenant: str, text: str | None, vector: NDArray[np.float32], time_s: float
+    ) -> str:
+        """Return a search's group key; empty where that is off, and for a search by vector."""
+        if self._groups is None or text is None:
+            return ""
+        try:
+            return self._groups.key(tenant, text, vector, time_s)
+        except InputError:
+            return ""  # a text whose embedding is all zero has no direction, and so no neighbour
+
     # -- an inference engine -----------------------------------------------------------------
 
     def start(
         self, *, heat: Callable[[], Mapping[ContentKey, float]], generation: Callable[[], int]
     ) -> None:
-        """Begin to warm the engine, if one is named.
+        """Begin to warm the engine, if one is named, and to tell what keeps KV what is expected.
 
         Raises:
             UnavailableError: its tokenizer, or a package for its events, is missing.
         """
         settings = self._settings
+        self._start_prediction(heat)
         if not settings.engine_url:
             return
         if self._event_log is not None and settings.engine_shared:
@@ -188,16 +219,46 @@ class KvParts:
         self.warm_loop = EngineWarmLoop(
             warmer,
             heat=heat,
-            tokens_of=PromptTokens(
-                self._text_of, open_tokenizer(settings.engine_tokenizer),
-                before=settings.engine_before,
-            ),
+            tokens_of=self._prompt_tokens(),
             generation=generation,
             held=None if self._follower is None else self._follower.matched,
             leases=leases,
             every_s=settings.engine_every_s,
         )  # fmt: skip
         self.warm_loop.start()
+
+    def _start_prediction(self, heat: Callable[[], Mapping[ContentKey, float]]) -> None:
+        settings = self._settings
+        blocks: EngineBlocks | None = None
+        tokens_of: Callable[[ContentKey], Sequence[int] | None] = _no_tokens
+        if settings.engine_blocks_dir:
+            tokens_of = self._prompt_tokens()
+            blocks = EngineBlocks(
+                Path(settings.engine_blocks_dir),
+                model_id=settings.engine_blocks_model_id,
+                block_tokens=settings.kv_block_tokens,
+                bytes_max=settings.kv_disk_bytes_max,
+            )
+        if blocks is None and self.passages is None:
+            return
+        self.prediction = ReusePrediction(
+            heat,
+            passages=self.passages,
+            blocks=blocks,
+            root=None if blocks is None else blocks.root(settings.engine_blocks_tenant),
+            tokens_of=tokens_of,
+            passages_max=settings.predict_passages_max,
+            every_s=settings.predict_every_s,
+        )
+        self.prediction.start()
+
+    def _prompt_tokens(self) -> PromptTokens:
+        settings = self._settings
+        return PromptTokens(
+            self._text_of,
+            open_tokenizer(settings.engine_tokenizer),
+            before=settings.engine_before,
+        )
 
     def _text_of(self, key: ContentKey) -> str | None:
         tenant, name = key
@@ -210,13 +271,19 @@ class KvParts:
     def close(self, timeout_s: float) -> bool:
         """Give the engine's leases back and stop following; tells whether that took no longer."""
         idle = True
+        if self.prediction is not None:
+            idle = self.prediction.close(timeout_s)
         if self.warm_loop is not None:
-            idle = self.warm_loop.close(timeout_s)
+            idle = self.warm_loop.close(timeout_s) and idle
         if self._follower is not None:
             self._follower.close()
         if self.replicas is not None:
             idle = self.replicas.close(timeout_s) and idle
         return idle
+
+
+def _no_tokens(key: ContentKey) -> None:
+    """Answer for a server without an engine's blocks: no sequence is needed."""
 
 
 def _text_stays(before: Document, after: tuple[str | None, Mapping[str, Any]]) -> bool:

@@ -122,7 +122,19 @@ class Metrics:
             ("decision",),
             registry=registry,
         )
+        self.grouped = Counter(
+            "stoker_kvcache_grouped_lookups_total",
+            "Decisions on searches that came together with one that asks for the same",
+            ("decision",),
+            registry=registry,
+        )
+        self.groups = Gauge(
+            "stoker_kvcache_lookup_groups",
+            "Groups of searches that ask for the same, in the last window, all tenants",
+            registry=registry,
+        )
         self._add_gate()
+        self._add_prediction()
         self.events_accepted = Counter(
             "stoker_service_accepted_events_total",
             "Events of clients made durable in the log",
@@ -182,6 +194,24 @@ class Metrics:
         )
         self.measured_hit_ratio.set(-1)
         self._add_placement()
+
+    def _add_prediction(self) -> None:
+        registry = self.registry
+        self.expected_blocks = Gauge(
+            "stoker_kvcache_expected_blocks",
+            "Prefix blocks of the engine's folder, there or not, that the heat expects to be used",
+            registry=registry,
+        )
+        self.engine_bytes = Gauge(
+            "stoker_kvcache_engine_bytes",
+            "Bytes of the engine's prefix blocks when their budget was last looked at",
+            registry=registry,
+        )
+        self.evicted_blocks = Counter(
+            "stoker_kvcache_evicted_blocks_total",
+            "Prefix blocks of the engine's folder removed to keep its budget",
+            registry=registry,
+        )
 
     def _add_gate(self) -> None:
         # The label is the one model whose KV the server warms: named by a setting, never by a call.

