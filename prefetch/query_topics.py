@@ -26,6 +26,8 @@ from stoker.prefetch.snapshot import SnapshotCorrupt, pack, unpack
 from stoker.prefetch.topics import Node, Terms, TopicHeat
 
 _KIND = "query topics 1"
+# How rare a term is shows only among many more than become nodes.
+_COUNTED = 20
 
 
 class QueryTopics:
@@ -52,7 +54,9 @@ class QueryTopics:
         self._entities = (
             None if finder is None else Entities(finder, text_length_max=self._length_max)
         )
-        self._terms = Terms(terms_max=config.topics_nodes_max) if config.topics_terms else None
+        self._terms = (
+            Terms(terms_max=_COUNTED * config.topics_nodes_max) if config.topics_terms else None
+        )
         self._heat = TopicHeat(
             node_half_life_s=config.topics_half_life_s,
             nodes_max=config.topics_nodes_max,

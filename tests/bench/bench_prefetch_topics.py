@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import heapq
 import json
 import platform
 import sys
@@ -164,7 +165,7 @@ class Kind:
 
 def best(scores: dict[tuple[str, str], float], count: int) -> list[tuple[str, str]]:
     """Return the keys of the highest scores, ties by key."""
-    return sorted(scores, key=lambda key: (-scores[key], key))[:count]
+    return heapq.nsmallest(count, scores, key=lambda key: (-scores[key], key))
 
 
 def worth(turns: Sequence[Event], kind: Kind, *, every: int = 1) -> dict[str, Any]:
@@ -178,6 +179,7 @@ def worth(turns: Sequence[Event], kind: Kind, *, every: int = 1) -> dict[str, An
     graph = HeatGraph()
     warm = {(share, room): 0 for share in (0.0, *SHARES) for room in ROOMS}
     by_demand = by_nodes = asked = known = 0
+    kind.nodes("Loads what reads entities.")
     reading_s = 0.0
     for at, turn in enumerate(turns):
         keys = [(TENANT, chunk) for chunk in turn.chunk_ids]

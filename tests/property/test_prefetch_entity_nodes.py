@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stoker.prefetch.entities import NAME_LENGTH_MAX, Entities, entity_name
@@ -29,6 +29,8 @@ class Words:
 
 
 @given(TEXTS)
+@example("a" * 79 + "-b")  # cut where it must not end
+@example("a" * 79 + "\ufdfa")
 def test_a_name_is_folded_once_and_for_all(text: str) -> None:
     name = entity_name(text)
     assert entity_name(name) == name
