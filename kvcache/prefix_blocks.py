@@ -1,11 +1,13 @@
 """Prefix blocks: KV in blocks of fixed token count, found by a chained hash, shared and bounded.
 
 A block's hash covers its tokens and all before it, so a prompt's longest cached prefix is found by
-one table look-up a block. The names are those of the engines' KV events (`BlockStored`, ...).
+one table look-up a block, and what agrees with the rest of it by one search among sorted tokens.
+The names are those of the engines' KV events (`BlockStored`, ...).
 """
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import hashlib
 import heapq
@@ -76,6 +78,9 @@ class PrefixCounts:
     copied: int
 
 
+_Child = tuple[tuple[int, ...], BlockHash]  # its tokens, and its name; kept in that order
+
+
 @dataclasses.dataclass(slots=True)
 class _Block:
     hash: BlockHash
@@ -84,7 +89,7 @@ class _Block:
     kv: Kv | None
     tier: str = TIER_HOST
     references: int = 0
-    children: set[BlockHash] = dataclasses.field(default_factory=set)
+    children: list[_Child] = dataclasses.field(default_factory=list)
     sharers: int = 0
     used: int = 0
     priority: float = 0.0
@@ -203,7 +208,7 @@ class PrefixBlocks:
         pressure = pressure_ratio if nvme_blocks_max else 1.0
         self._host_goal = max(1, int(host_blocks_max * pressure))
         self._blocks: dict[BlockHash, _Block] = {}
-        self._children: dict[BlockHash, set[BlockHash]] = {}  # of roots
+        self._children: dict[BlockHash, list[_Child]] = {}  # of roots
         self._host = self._nvme = 0
         self._sequences: dict[SequenceId, _Sequence] = {}
         self._next = 0
@@ -231,18 +236,16 @@ class PrefixBlocks:
             parent = found
         tokens = len(blocks) * self.block_tokens
         rest = tuple(token_ids[tokens : tokens + self.block_tokens])
-        best: tuple[int, BlockHash] | None = None
-        for child in self._children_of(parent):
-            agree = _common(self._blocks[child].token_ids, rest)
-            if agree and (best is None or (agree, child) > best):
-                best = (agree, child)
-        if best is None:
-            return PrefixMatch(tuple(blocks), tokens, None, 0)
-        return PrefixMatch(tuple(blocks), tokens, best[1], best[0])
+        # Among sorted tokens, those that agree longest stand beside the place of the rest.
+        children = self._children_of(parent)
+        place = bisect.bisect_left(children, (rest,))
+        near = children[max(0, place - 1) : place + 1]
+        agree, best = max(((_common(held, rest), name) for held, name in near), default=(0, None))
+        return PrefixMatch(tuple(blocks), tokens, best if agree else None, agree)
 
-    def _children_of(self, parent: BlockHash) -> set[BlockHash]:
+    def _children_of(self, parent: BlockHash) -> list[_Child]:
         block = self._blocks.get(parent)
-        return block.children if block is not None else self._children.get(parent, set())
+        return block.children if block is not None else self._children.get(parent, [])
 
     def begin(self, root: BlockHash, token_ids: Sequence[int]) -> tuple[SequenceId, int]:
         """Open a sequence on a prompt's cached prefix.
@@ -347,7 +350,7 @@ class PrefixBlocks:
             block = _Block(found, parent, token_ids, _owned(kv))
             block.sharers = self._ghosts.pop(found, 0)
             self._blocks[found] = block
-            self._children_of_mutable(parent).add(found)
+            bisect.insort(self._children_of_mutable(parent), (token_ids, found))
             self._host += 1
             self._stored += 1
         elif block.tier == TIER_NVME:
@@ -359,9 +362,9 @@ class PrefixBlocks:
                 self._lower.drop(found)
         self._hold(sequence, found)
 
-    def _children_of_mutable(self, parent: BlockHash) -> set[BlockHash]:
+    def _children_of_mutable(self, parent: BlockHash) -> list[_Child]:
         block = self._blocks.get(parent)
-        return block.children if block is not None else self._children.setdefault(parent, set())
+        return block.children if block is not None else self._children.setdefault(parent, [])
 
     def fork(self, identity: SequenceId) -> SequenceId:
         """Open a second sequence with the same tokens; copied only once one of them grows."""
@@ -521,7 +524,7 @@ class PrefixBlocks:
         while len(self._ghosts) > self.GHOSTS * (self._host_max + self._nvme_max):
             self._ghosts.popitem(last=False)
         siblings = self._children_of(block.parent)
-        siblings.discard(block.hash)
+        del siblings[bisect.bisect_left(siblings, (block.token_ids, block.hash))]
         parent = self._blocks.get(block.parent)
         if parent is None:
             if not siblings:
@@ -556,16 +559,16 @@ class PrefixBlocks:
                 parent = found
         for sequence in self._sequences.values():
             assert sequence.tail.owners == owners[id(sequence.tail)]
-        children: dict[BlockHash, set[BlockHash]] = {}
+        children: dict[BlockHash, list[_Child]] = {}
         leaves = {entry[2] for entry in self._leaves if self._is_current(entry)}
         for found, block in self._blocks.items():
             assert block.hash == found == block_hash(block.parent, block.token_ids)
             assert block.references == references.get(found, 0)
-            children.setdefault(block.parent, set()).add(found)
+            bisect.insort(children.setdefault(block.parent, []), (block.token_ids, found))
             if not block.references and not block.children:
                 assert found in leaves, "an idle leaf must be offered for eviction"
         for found, block in self._blocks.items():
-            assert block.children == children.pop(found, set())
+            assert block.children == children.pop(found, [])
         assert children == self._children
         assert not set(self._ghosts) & set(self._blocks)
 

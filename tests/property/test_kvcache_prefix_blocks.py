@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -163,6 +165,85 @@ def test_tenants_models_and_adapters_never_share() -> None:
     assert cache.match(other, [1, 2, 3, 4]).tokens == 0
     assert cache.match(other, [1, 2, 3, 4]).partial_tokens == 0
     assert cache.match(one, [1, 2, 3, 9]).partial_tokens == 1
+
+
+class CountedToken(int):
+    """A token that counts how often it is compared."""
+
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        CountedToken.compared += 1
+        return int(self) == other
+
+    def __lt__(self, other: int) -> bool:
+        CountedToken.compared += 1
+        return int(self) < int(other)
+
+    def __gt__(self, other: int) -> bool:
+        CountedToken.compared += 1
+        return int(self) > int(other)
+
+    __hash__ = int.__hash__
+
+
+class CountedTable(dict[Any, Any]):
+    """A table that counts look-ups, and forbids to be walked."""
+
+    looked_up = 0
+
+    def __contains__(self, key: object) -> bool:
+        self.looked_up += 1
+        return super().__contains__(key)
+
+    def __getitem__(self, key: object) -> Any:
+        self.looked_up += 1
+        return super().__getitem__(key)
+
+    def get(self, key: object, default: Any = None) -> Any:
+        self.looked_up += 1
+        return super().get(key, default)
+
+    def __iter__(self) -> Iterator[Any]:
+        raise AssertionError("a lookup walked the table")
+
+    keys = values = items = __iter__  # type: ignore[assignment]
+
+
+def steps_of_a_match(cached: int, prompt: list[int]) -> tuple[int, int, int]:
+    """Return table look-ups, comparisons of tokens, and tokens found, among so many prompts."""
+    cache = PrefixBlocks(block_tokens=4, host_blocks_max=10 * cached + 100)
+    root = root_hash(model_id="m", tenant="a", block_tokens=4)
+    for number in range(cached):  # half share the first block, half only its first token
+        first = [5, 5, 5, 5] if number % 2 else [5, 9, number, number]
+        identity, _ = cache.begin(root, [])
+        cache.extend(identity, [*first, 7, number, number, 1])
+        cache.end(identity)
+    table = CountedTable(cache._blocks)
+    cache._blocks = table
+    CountedToken.compared = 0
+    match = cache.match(root, [CountedToken(token) for token in prompt])
+    return table.looked_up, CountedToken.compared, match.tokens + match.partial_tokens
+
+
+@pytest.mark.parametrize(
+    ("prompt", "found"),
+    [
+        ([5, 5, 5, 5, 7, 101, 101, 1, 8, 8, 8, 8], 8),
+        ([5, 5, 5, 5, 7, 101, 101, 3], 7),
+        ([5, 9, 100, 7, 0, 0, 0, 0], 3),
+        ([5, 9, 77, 7], 2),
+        ([6, 6, 6, 6], 0),
+    ],
+)
+def test_a_lookup_takes_as_many_steps_among_many_prompts_as_among_few(
+    prompt: list[int], found: int
+) -> None:
+    few, many = steps_of_a_match(128, prompt), steps_of_a_match(4_096, prompt)
+    assert few[2] == many[2] == found
+    assert few[0] == many[0] <= len(prompt) // 4 + 2, "one look-up a block"
+    # One search of a sorted list: five halvings more for 32 times as many, four tokens at each.
+    assert many[1] <= few[1] + 2 * 4 * 5
 
 
 def test_what_a_sequence_uses_is_never_let_go() -> None:
