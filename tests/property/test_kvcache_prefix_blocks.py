@@ -176,6 +176,10 @@ class CountedToken(int):
         CountedToken.compared += 1
         return int(self) == other
 
+    def __ne__(self, other: object) -> bool:
+        CountedToken.compared += 1
+        return int(self) != other
+
     def __lt__(self, other: int) -> bool:
         CountedToken.compared += 1
         return int(self) < int(other)
