@@ -6,6 +6,7 @@ generation or the new one, whole, whatever dies in between.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import os
@@ -207,6 +208,8 @@ def write_durable(path: Path, data: bytes, *, named: bool = False) -> None:
         if named:
             failpoint("generation.after_rename")
     except OSError as error:
+        with contextlib.suppress(OSError):  # A full disk gets its space back at once.
+            temporary.unlink()
         raise storage_error(path, error) from error
 
 

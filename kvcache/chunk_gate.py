@@ -8,6 +8,7 @@ when to measure: when a model is first seen, and from time to time after.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -254,11 +255,16 @@ class ChunkGate:
         # Made only here: who reads may be on a volume that cannot be written to.
         self._folder.mkdir(parents=True, exist_ok=True)
         scratch = path.with_suffix(".tmp")
-        with scratch.open("w") as file:
-            json.dump({"model_id": model_id, **dataclasses.asdict(record)}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        scratch.rename(path)
+        try:
+            with scratch.open("w") as file:
+                json.dump({"model_id": model_id, **dataclasses.asdict(record)}, file)
+                file.flush()
+                os.fsync(file.fileno())
+            scratch.rename(path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                scratch.unlink()
+            raise
         sync_folder(self._folder)
 
     def record_of(self, model_id: str) -> GateRecord:
