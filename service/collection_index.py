@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +22,7 @@ class CollectionIndex:
 
     def __init__(self, collection: Collection) -> None:
         self._collection = collection
+        self._searched_s = -math.inf
 
     @property
     def dim(self) -> int:
@@ -67,9 +70,14 @@ class CollectionIndex:
         filter: Mapping[str, Any] | None = None,
     ) -> Hits:
         """Find the ``k`` nearest; see `Collection.search`."""
+        self._searched_s = time.monotonic()
         return self._collection.search(
             query, k, ef=ef, recall_target=recall_target, deadline_ms=deadline_ms, filter=filter
         )
+
+    def searched_s(self) -> float:
+        """Return when a search last began, `time.monotonic()` seconds; minus infinity: never."""
+        return self._searched_s
 
     def documents(self, ids: Sequence[int | str], tenant: str) -> Sequence[Document | None]:
         """Return text and metadata of each id; see `Collection.documents`."""

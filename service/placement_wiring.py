@@ -1,9 +1,11 @@
 """The arena and the access entropy on live searches, beside the requests and never in their way.
 
-A search offers what it retrieved to a bounded queue. A thread takes it from there every 100 ms and
-runs the candidate policies on it, within a share of one core: what comes beyond that is skipped and
-counted, so the cost has a bound whatever the traffic. While requests are skipped all candidates see
-the same rest.
+A search offers what it retrieved to a bounded queue. A thread takes it from there between searches:
+once none has begun or ended for a few milliseconds, and one request at a time, so that a search
+that comes then waits for the interpreter no longer than for that. It keeps within a share of one
+core. What has waited for seconds, because that share was spent or searches left no gap, is skipped
+and counted, so the cost has a bound whatever the traffic; without a gap one request in 100 ms is
+taken all the same. While requests are skipped all candidates see the same rest.
 
 With ``act``, what the acting policy wants ahead is loaded once a second, at the priority under
 demand, into free room of the page pool and the KV store, and only while the device has time for
@@ -12,6 +14,7 @@ it. Rooms offer no eviction, so nothing that is resident ever leaves for it.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import Counter, deque
@@ -45,8 +48,12 @@ LEARNT_NAME = "placement.safetensors"
 _ROOM_KEYS_MIN = 256  # so that a small or empty index has something to compare
 _FORECAST_KEYS_MAX = 250_000
 _TICK_S = 0.1
+_GAP_TICK_S = 0.02  # while requests wait for a gap
+# As long as a search that follows on an answer may take to come: after it, there is a gap.
+_QUIET_S = 0.003
+_WAIT_S_MAX = 5.0
 # Between two requests, so that a search never waits for the interpreter longer than for one.
-_PAUSE_S = 0.0005
+_PAUSE_S = 0.0002
 _ACT_S = 1.0
 _WINDOW_S = 60.0
 _CREDIT_S_MAX = 0.5  # CPU seconds that quiet times may save up for a burst
@@ -66,6 +73,7 @@ class _Request(NamedTuple):
     session: str | None
     names: Sequence[str]
     time_s: float
+    offered_s: float
 
 
 @dataclass(frozen=True)
@@ -76,7 +84,8 @@ class PlacementReport:
         acting: The policy that acts; "" before the first access.
         switches: Changes of it.
         accesses: Accesses that the candidates saw.
-        skipped: Requests that they did not see, because the queue or the share of CPU was full.
+        skipped: Requests that they did not see: the queue or the share of CPU was full, or
+            searches left no gap for seconds.
         cpu_s: CPU seconds of the thread.
         hits: Of the accesses, those that a cache of this room would have had.
         prefetch: What became of keys wanted ahead: useful, late, unused, polluting.
@@ -128,6 +137,7 @@ class LivePlacement:
         cpu_ratio_max: float,
         sources: Callable[[], Sequence[WarmSource]] = tuple,
         demand_wait_us: Callable[[], int] = lambda: 0,
+        searched_s: Callable[[], float] = lambda: -math.inf,
         gpu_counts: Callable[[], tuple[int, int] | None] = lambda: None,
         monotonic: Callable[[], float] = time.monotonic,
         learnt_path: Path | None = None,
@@ -144,6 +154,7 @@ class LivePlacement:
             cpu_ratio_max: Share of one core that the thread may use.
             sources: The rooms to load from.
             demand_wait_us: Gives how long searches have waited for reads so far.
+            searched_s: Gives when a search last began, on the clock ``monotonic``.
             gpu_counts: Gives (hits, loads) of the GPU tier; None where there is none.
             learnt_path: Where what Q-learning has learnt is kept; None keeps it nowhere.
 
@@ -160,6 +171,7 @@ class LivePlacement:
         self._cpu_ratio_max = cpu_ratio_max
         self._sources = sources
         self._demand_wait_us = demand_wait_us
+        self._searched_s = searched_s
         self._gpu_counts = gpu_counts
         self._monotonic = monotonic
         self._cpu_time = cpu_time
@@ -170,7 +182,8 @@ class LivePlacement:
         self._totals = _Totals()
         self._condition = CrossTierCondition()
         self._ticked_s = monotonic()
-        self._acted_s = self._windowed_s = self._ticked_s
+        self._acted_s = self._windowed_s = self._renewed_s = self._taken_s = self._ticked_s
+        self._offered_s = -math.inf
         self._credit_s = _CREDIT_S_MAX
         self._refused = 0  # by a full queue; written by searches, one wrong count does no harm
         self._stop = threading.Event()
@@ -191,7 +204,8 @@ class LivePlacement:
         if len(self._queue) >= _QUEUE_MAX:
             self._refused += 1
             return
-        self._queue.append(_Request(tenant, route, session, names, time_s))
+        self._offered_s = self._monotonic()
+        self._queue.append(_Request(tenant, route, session, names, time_s, self._offered_s))
 
     def start(self) -> None:
         """Begin."""
@@ -210,7 +224,7 @@ class LivePlacement:
         return True
 
     def _run(self) -> None:
-        while not self._stop.wait(_TICK_S):
+        while not self._stop.wait(_GAP_TICK_S if self._queue else _TICK_S):
             try:
                 self.tick()
             except Exception:
@@ -219,7 +233,7 @@ class LivePlacement:
                 return
 
     def tick(self) -> None:
-        """Take in what was offered, as far as the share of CPU reaches; load ahead if due."""
+        """Take in what was offered, as far as searches and the share of CPU leave room for it."""
         now = self._monotonic()
         began = self._cpu_time()
         elapsed, self._ticked_s = max(0.0, now - self._ticked_s), now
@@ -228,30 +242,40 @@ class LivePlacement:
         state = self._condition.observe(
             now, demand_wait_us=self._demand_wait_us(), gpu=self._gpu_counts()
         )
-        waiting = len(self._queue)
-        while waiting and left - (self._cpu_time() - began) > 0.0:
-            waiting -= 1
+        skipped = 0
+        while self._queue and now - self._queue[0].offered_s > _WAIT_S_MAX:
+            self._queue.popleft()
+            skipped += 1
+        # First what the last tick took in: else requests could use up the share for ever.
+        if left > 0.0 and (self._gap() or now - self._renewed_s >= _ACT_S):
+            self._renewed_s = now
+            with self._lock:
+                self._want([move.key for move in self._policy.renew() if move.ahead])
+        while self._queue and left - (self._cpu_time() - began) > 0.0:
+            if not self._gap() and now - self._taken_s < _TICK_S:
+                break
+            self._taken_s = now
             with self._lock:
                 self._take(self._queue.popleft())
             self._pause(_PAUSE_S)
-        for _ in range(waiting):
-            self._queue.popleft()
-        if left - (self._cpu_time() - began) > 0.0:
-            with self._lock:
-                self._want([move.key for move in self._policy.renew() if move.ahead])
+        gap = self._gap() and left - (self._cpu_time() - began) > 0.0
         if now - self._windowed_s >= _WINDOW_S:
             self._windowed_s = now
             self._close_window()
             self._save()
-        if self._act and now - self._acted_s >= _ACT_S:
+        if self._act and gap and now - self._acted_s >= _ACT_S:
             self._acted_s = now
-            if left - (self._cpu_time() - began) > 0.0 and state.nvme_idle_ratio > NVME_IDLE_OVER:
+            if state.nvme_idle_ratio > NVME_IDLE_OVER:
                 self._load_ahead()
         spent = self._cpu_time() - began
         self._credit_s -= spent
         with self._lock:
             self._totals.cpu_s += spent
-            self._totals.skipped += waiting
+            self._totals.skipped += skipped
+
+    def _gap(self) -> bool:
+        """Whether no search has begun or ended just now."""
+        return self._monotonic() - max(self._searched_s(), self._offered_s) >= _QUIET_S
 
     def _take(self, request: _Request) -> None:
         policy, totals, tenant = self._policy, self._totals, request.tenant
@@ -410,6 +434,7 @@ def open_placement(
         cpu_ratio_max=service.placement_cpu_ratio_max,
         sources=index.warm_sources,
         demand_wait_us=index.demand_wait_us,
+        searched_s=index.searched_s,
         learnt_path=state_dir / LEARNT_NAME,
     )
 

@@ -1,4 +1,6 @@
 // The Python face of excitations and counts of what goes together; registered by bindings.cpp.
+// What looks at one request's keys takes microseconds and keeps the GIL: where other threads want
+// it, giving it back and taking it again costs more than the work.
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/vector.h>
 
@@ -39,7 +41,6 @@ void changed(const Values& values, const Sums& sums, const Rows& rows,
   }
   const stoker::Amounts added{rows.data(), rows.shape(0), amounts.data(), amounts.shape(1),
                               groups.data()};
-  const nb::gil_scoped_release release;
   change(table, added, grown.data());
 }
 
@@ -50,7 +51,6 @@ void bind_counts(nb::module_& m) {
       .def(
           "add",
           [](stoker::LinkCounts& counts, Rows keys, Rows others) {
-            const nb::gil_scoped_release release;
             counts.add(keys.data(), keys.shape(0), others.data(), others.shape(0));
           },
           "keys"_a, "others"_a, "Count each key once, together with all others but itself.")
@@ -61,11 +61,8 @@ void bind_counts(nb::module_& m) {
               throw stoker::BadInput("keys and amounts differ in length");
             }
             const std::size_t width = amounts.shape(1);
-            stoker::Spread out;
-            {
-              const nb::gil_scoped_release release;
-              out = counts.spread(keys.data(), keys.shape(0), amounts.data(), width, prior);
-            }
+            const stoker::Spread out =
+                counts.spread(keys.data(), keys.shape(0), amounts.data(), width, prior);
             Owned<double> shares(out.amounts.size());
             std::copy(out.amounts.begin(), out.amounts.end(), shares.get());
             return nb::make_tuple(copy_vector(out.keys),
@@ -115,7 +112,6 @@ void bind_excitations(nb::module_& m) {
         if (weights.shape(0) != values.shape(1) || out.shape(0) != values.shape(1)) {
           throw stoker::BadInput("weights and shares differ in terms from the excitations");
         }
-        const nb::gil_scoped_release release;
         stoker::add_shares(values.data(), values.shape(0), values.shape(1), rows.data(),
                            rows.shape(0), weights.data(), base, out.data());
       },

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -58,6 +59,7 @@ class Bench:
         self.cpu = 0.0
         self.cpu_step = 0.0
         self.wait_us = 0
+        self.searched_s = -math.inf
         self.gpu: tuple[int, int] | None = None
         self.room = Room()
         self.placement = LivePlacement(
@@ -67,6 +69,7 @@ class Bench:
             cpu_ratio_max=cpu_ratio_max,
             sources=lambda: [self.room],
             demand_wait_us=lambda: self.wait_us,
+            searched_s=lambda: self.searched_s,
             gpu_counts=lambda: self.gpu,
             monotonic=lambda: self.now,
             cpu_time=self._cpu_time,
@@ -115,11 +118,67 @@ def test_its_share_of_cpu_is_never_passed_by_more_than_a_request() -> None:
         for i in range(20):
             bench.search(f"p{i}")
         bench.tick()
+    for _ in range(100):
+        bench.tick()
     report = bench.placement.report()
+    assert report.skipped + report.accesses == 4_000
     assert report.skipped > 3_000
     assert report.accesses > 0
     # What it may save up, its share, and a last request and three looks at the clock per tick.
-    assert report.cpu_s <= 0.5 + 200 * 0.1 * 0.02 + 200 * 0.004
+    assert report.cpu_s <= 0.5 + 300 * 0.1 * 0.02 + 300 * 0.005
+
+
+def test_requests_wait_for_a_gap_between_searches() -> None:
+    bench = Bench()
+    bench.searched_s = math.inf  # one runs all the time
+    for _ in range(30):
+        bench.search("p1", "p2")
+        bench.tick(0.11)
+    assert bench.placement.report().accesses == 2 * 30  # one request in 100 ms, in any case
+    for _ in range(30):
+        bench.search("p1", "p2")
+    bench.tick(0.06)
+    assert bench.placement.report().accesses == 2 * 30
+    bench.tick(0.06)
+    assert bench.placement.report().accesses == 2 * 31
+    bench.searched_s = bench.now
+    bench.tick(0.002)  # it has ended: too short ago
+    assert bench.placement.report().accesses == 2 * 31
+    bench.tick(0.002)
+    assert bench.placement.report().accesses == 2 * 60
+    assert bench.placement.report().skipped == 0
+
+
+def test_what_has_waited_for_seconds_is_skipped() -> None:
+    bench = Bench()
+    bench.searched_s = math.inf
+    for _ in range(30):
+        bench.search("p1")
+    bench.tick(4.9)
+    bench.tick(0.2)
+    report = bench.placement.report()
+    assert (report.accesses, report.skipped) == (1, 29)
+
+
+def test_an_answer_just_given_is_no_gap() -> None:
+    bench = Bench()
+    bench.tick()
+    bench.placement._taken_s = bench.now
+    bench.search("p1")
+    bench.tick(0.002)
+    assert bench.placement.report().accesses == 0
+    bench.tick(0.002)
+    assert bench.placement.report().accesses == 1
+
+
+def test_without_a_gap_the_content_is_renewed_and_nothing_is_loaded() -> None:
+    bench = Bench(act=True)
+    bench.searched_s = math.inf
+    visits(bench)
+    assert not bench.room.loaded
+    report = bench.placement.report()
+    assert report.accesses > 0
+    assert sum(report.prefetch.values()) > 0
 
 
 def test_a_full_queue_refuses_and_counts() -> None:
@@ -217,6 +276,7 @@ def learning(path: Path) -> LivePlacement:
         act=False,
         cpu_ratio_max=1.0,
         learnt_path=path,
+        monotonic=itertools.count(step=0.004).__next__,
     )
 
 
