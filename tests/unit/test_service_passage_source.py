@@ -82,3 +82,35 @@ def test_a_budget_too_small_for_both_takes_the_walk_first(
     assert by_source["index", "upper"].resident == by_source["index", "upper"].offered
     assert receipt.resident_bytes <= 64 << 10
     index.close()
+
+
+@pytest.mark.parametrize(("weight", "block_wins"), [(1_000.0, True), (2.0, False)])
+def test_benefit_per_byte_decides_between_a_block_and_pages(
+    sources: tuple[CollectionIndex, PassageSource], weight: float, block_wins: bool
+) -> None:
+    """Behind what every search needs there is room for one block, or for as many bytes of pages.
+
+    A page of vectors serves 16 documents that are asked for alike; a block serves one, in 16 times
+    the bytes. So the block is worth more where its passage is asked for far more often.
+    """
+    index, passages = sources
+    heat = {("default", f"c{i}"): 1.0 for i in range(CHUNKS)}
+    heat["default", "c0"] = weight
+    batches = {batch.kind: batch for batch in index.unit_batches(heat)}
+    (block,) = passages.unit_batches(heat)
+    page_bytes = batches["vectors"].unit_bytes
+    shared = sum(
+        len(batch.units) * batch.unit_bytes for kind, batch in batches.items() if kind != "vectors"
+    )
+    per_byte = float(block.benefit[0]) / block.unit_bytes
+    cold = float(batches["vectors"].benefit[-1]) / page_bytes
+    assert (per_byte > cold) == block_wins, "the case is what its name says"
+    receipt = run_warm([index, passages], heat, budget_bytes=shared + page_bytes + block.unit_bytes)
+    lines = {line.kind: line for line in receipt.lines}
+    assert lines["refine"].resident == lines["refine"].offered
+    assert lines["kv_block"].resident == int(block_wins)
+    pages = 1 if block_wins else 1 + block.unit_bytes // page_bytes
+    assert lines["vectors"].resident == pages
+    if block_wins:
+        assert passages.resident_count("kv_block", block.units[:1]) == 1, "and it is the hot one"
+    index.close()
