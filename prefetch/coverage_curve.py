@@ -122,6 +122,13 @@ class RecentAccesses:
         """Bytes of the arrays, at most twice what is kept."""
         return self._numbers.nbytes + self._times_s.nbytes + self._amounts.nbytes
 
+    def copy(self) -> RecentAccesses:
+        """Return the same accesses, which no later `add` changes."""
+        other = RecentAccesses()
+        other._numbers, other._end = self.numbers.copy(), len(self)
+        other._times_s, other._amounts = self.times_s.copy(), self.amounts.copy()
+        return other
+
     def add(self, numbers: Ints, times_s: Floats, amounts: Floats, which: Bools) -> None:
         """Keep the accesses that ``which`` marks, in order; forget the oldest beyond the bound.
 

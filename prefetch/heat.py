@@ -9,7 +9,7 @@ that by `tick`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -419,13 +419,29 @@ class HeatGraph:
             now_s: Unix seconds; a time before the newest event counts as that event's.
             tenant: Only this tenant's keys; None means all.
         """
-        keys, rows = self._selected(tenant)
-        values = self._counts.values(max(now_s, self._newest()), rows)
-        demand = dict(zip(keys, values.tolist(), strict=True))
-        if self.topics is None:
-            return demand
-        lift = {key: more for key, more in self.topics.lift(now_s).items() if key in demand}
-        return blend(demand, lift, share=self.settings.topics_share)
+        return self.demand_later(now_s, tenant)()
+
+    def demand_later(
+        self, now_s: float, tenant: str | None = None
+    ) -> Callable[[], dict[ContentKey, float]]:
+        """Read what `demand` needs; return the rest of its work, which asks nothing of the graph.
+
+        The rest is nearly all of it, so whoever keeps a lock around the graph can give it up first.
+        """
+        rows = self._rows(tenant)
+        values = self._all_counts(now_s)
+        keys = self._keys.copy()
+        lifted = {} if self.topics is None else self.topics.lift(now_s)
+
+        def rest() -> dict[ContentKey, float]:
+            named = [keys[i] for i in rows.tolist()]
+            demand = dict(zip(named, values[rows].tolist(), strict=True))
+            if not lifted:
+                return demand
+            lift = {key: more for key, more in lifted.items() if key in demand}
+            return blend(demand, lift, share=self.settings.topics_share)
+
+        return rest
 
     def demand_of(self, key: ContentKey, now_s: float) -> float:
         """Return one key's decayed access count; of a key outside the table an estimate, not below.
@@ -449,10 +465,7 @@ class HeatGraph:
         Source: Good, Biometrika 40 (1953), the Good-Turing estimate of missing mass; ours takes
         decayed counts. On RAGPulse it says 0.098 where 0.097 was found.
         """
-        _, rows = self._selected(tenant)
-        counts = self._counts.values(max(now_s, self._newest()), rows)
-        total = float(counts.sum())
-        return float(counts[counts <= 1.0].sum()) / total if total > 0.0 else 1.0
+        return _unseen_ratio(self._all_counts(now_s)[self._rows(tenant)])
 
     def coverage(self, now_s: float, tenant: str | None = None) -> Coverage:
         """Return how many of the coming accesses the hottest keys will serve, by share of demand.
@@ -461,17 +474,27 @@ class HeatGraph:
             now_s: Unix seconds; a time before the newest event counts as that event's.
             tenant: Only this tenant's keys and accesses; None means all.
         """
-        _, rows = self._selected(tenant)
-        asked = np.zeros(len(self._keys), dtype=bool)
-        asked[rows] = True
-        now, recent = max(now_s, self._newest()), self._recent
-        return recent.coverage(
-            self._counts.values(now, slice(0, len(self._keys))),
-            recent.amounts * self._counts.law.weight(now - recent.times_s),
-            unseen_ratio=self.unseen_ratio(now_s, tenant),
-            asked=asked,
-            deleted_s=self._deleted[: len(self._keys)],
-        )
+        return self.coverage_later(now_s, tenant)()
+
+    def coverage_later(self, now_s: float, tenant: str | None = None) -> Callable[[], Coverage]:
+        """Read what `coverage` needs and return the rest of its work; see `demand_later`."""
+        rows, demand = self._rows(tenant), self._all_counts(now_s)
+        now, recent = max(now_s, self._newest()), self._recent.copy()
+        deleted_s = self._deleted[: len(self._keys)].copy()
+        law = self._counts.law
+
+        def rest() -> Coverage:
+            asked = np.zeros(len(demand), dtype=bool)
+            asked[rows] = True
+            return recent.coverage(
+                demand,
+                recent.amounts * law.weight(now - recent.times_s),
+                unseen_ratio=_unseen_ratio(demand[rows]),
+                asked=asked,
+                deleted_s=deleted_s,
+            )
+
+        return rest
 
     def scores(self, now_s: float, tenant: str | None = None) -> dict[ContentKey, float]:
         """Return the heat score per key, in [0, 1]; see `score` for the formula and thresholds.
@@ -531,9 +554,20 @@ class HeatGraph:
         return self.watermark_s if self.watermark_s != NEVER else -1e12
 
     def _selected(self, tenant: str | None) -> tuple[list[ContentKey], Ints]:
-        numbers = np.arange(len(self._keys)) if tenant is None else self._table.members(tenant)
-        rows = numbers[self._last[numbers] != NEVER]
+        rows = self._rows(tenant)
         return [self._keys[i] for i in rows.tolist()], rows
+
+    def _all_counts(self, now_s: float) -> Floats:
+        # Of all keys also where some would do: a slice is several times as quick as a choice.
+        return self._counts.values(max(now_s, self._newest()), slice(0, len(self._keys)))
+
+    def _rows(self, tenant: str | None) -> Ints:
+        if tenant is None:
+            alive: Ints = np.flatnonzero(self._last[: len(self._keys)] != NEVER)
+        else:
+            numbers = self._table.members(tenant)
+            alive = numbers[self._last[numbers] != NEVER]
+        return alive
 
     # ---- state ----------------------------------------------------------------------------------
 
@@ -578,3 +612,8 @@ class HeatGraph:
 def no_edges() -> tuple[Ints, Ints, Floats]:
     """Return empty tails, heads and times."""
     return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0)
+
+
+def _unseen_ratio(counts: Floats) -> float:
+    total = float(counts.sum())
+    return float(counts[counts <= 1.0].sum()) / total if total > 0.0 else 1.0

@@ -1,7 +1,9 @@
 """The heat graph with a lock around it: the consumer writes it, warm-ups and metrics read it.
 
 The graph itself is for one thread at a time (`prefetch.heat`). A batch of events is applied within
-a few milliseconds, so readers wait no longer than that.
+a few milliseconds, and what a reader takes with the lock in hand is a copy of columns: the rest of
+its work, hundreds of milliseconds at a million keys, holds nobody up. Only a snapshot does, and the
+consumer, whose thread writes it, would have to wait for it anyway.
 """
 
 from __future__ import annotations
@@ -73,15 +75,16 @@ class HeatSink:
     def demand(self, now_s: float, tenant: str | None = None) -> dict[ContentKey, float]:
         """Return the decayed access count per content key: what a warm plan weighs."""
         with self._lock:
-            return self._graph.demand(now_s, tenant)
+            rest = self._graph.demand_later(now_s, tenant)
+        return rest()
 
     def coverage(self, now_s: float, tenant: str | None = None) -> Coverage:
         """Return how many coming accesses the hottest chunks will serve; see `HeatGraph`."""
         with self._lock:
-            return self._graph.coverage(now_s, tenant)
+            rest = self._graph.coverage_later(now_s, tenant)
+        return rest()
 
     @property
     def key_count(self) -> int:
-        """How many content keys are tracked."""
-        with self._lock:
-            return self._graph.key_count
+        """How many content keys are tracked; read without the lock, which a snapshot holds long."""
+        return self._graph.key_count

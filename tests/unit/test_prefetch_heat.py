@@ -235,6 +235,24 @@ def test_keys_are_bounded_and_the_hot_stay() -> None:
     assert HeatGraph.from_snapshot(graph.to_snapshot(), config).scores(T0) == graph.scores(T0)
 
 
+@pytest.mark.parametrize("tenant", [None, "t1"])
+def test_what_was_read_is_answered_whatever_comes_between(tenant: str | None) -> None:
+    """The rest of the work asks nothing of the graph: another thread may write it meanwhile."""
+    graph = HeatGraph(PrefetchSettings(heat_keys_max=150))
+    graph.apply(stream(1_000, seed=5))
+    now = graph.watermark_s + 60.0
+    demand, coverage = graph.demand(now, tenant), graph.coverage(now, tenant)
+    rest = graph.demand_later(now, tenant), graph.coverage_later(now, tenant)
+    known = next(iter(demand))
+    graph.apply([event(now + 1.0, known[1], tenant=known[0], kind=DOCUMENT_DELETED)])
+    # Until keys are dropped and the others are numbered anew.
+    graph.apply([event(now + 2.0 + i, f"new{i}", tenant="t1") for i in range(2_000)])
+    assert set(graph.demand(now, tenant)) != set(demand)
+    assert graph.coverage(now, tenant) != coverage
+    assert rest[0]() == demand
+    assert rest[1]() == coverage
+
+
 def test_damaged_or_foreign_snapshot_is_refused() -> None:
     graph = HeatGraph(SMALL)
     graph.apply(stream(50, seed=1))

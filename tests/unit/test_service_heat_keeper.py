@@ -9,6 +9,7 @@ import pytest
 import structlog
 
 from stoker.prefetch.events import SEARCH_PERFORMED, new_event
+from stoker.prefetch.heat import HeatGraph
 from stoker.prefetch.settings import PrefetchSettings
 from stoker.service.consume import ConsumeLoop, ConsumeOptions
 from stoker.service.embedded_log import EmbeddedLog
@@ -99,3 +100,35 @@ def test_the_keeper_survives_a_failure_to_start_anew(
         assert keeper.stop(60.0)
     assert keeper.restarts == 3
     log.close()
+
+
+def test_readers_work_without_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At a million keys a prediction takes hundreds of milliseconds, and events come meanwhile."""
+    graph = HeatGraph(PrefetchSettings())
+    sink = HeatSink(graph)
+    sink.apply([new_event(SEARCH_PERFORMED, tenant="a", chunk_ids=["x"], time_s=1.8e9)])
+    seen: list[str] = []
+
+    def watched(name: str) -> Any:
+        later = getattr(HeatGraph, name)
+
+        def reading(*args: Any) -> Any:
+            assert sink._lock.locked(), "two threads would be inside the graph"
+            rest = later(graph, *args)
+
+            def free() -> Any:
+                assert not sink._lock.locked()
+                seen.append(name)
+                return rest()
+
+            return free
+
+        return reading
+
+    for name in ("demand_later", "coverage_later"):
+        monkeypatch.setattr(graph, name, watched(name))
+    assert list(sink.demand(1.8e9)) == [("a", "x")]
+    assert sink.coverage(1.8e9).accesses > 0.0
+    assert seen == ["demand_later", "coverage_later"]
+    with sink._lock:  # as while a snapshot is written
+        assert sink.key_count == 1
