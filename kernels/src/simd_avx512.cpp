@@ -6,10 +6,38 @@
 namespace stoker {
 namespace {
 
+// The sums of the lanes of four vectors each.
+inline void put_sums(const __m256i* sums, std::int32_t* out) {
+  const __m256i all = _mm256_hadd_epi32(_mm256_hadd_epi32(sums[0], sums[1]),
+                                        _mm256_hadd_epi32(sums[2], sums[3]));
+  _mm_storeu_si128(
+      reinterpret_cast<__m128i*>(out),
+      _mm_add_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1)));
+}
+
 void dot_code4(const std::int8_t* q8, std::size_t blocks, const std::uint8_t* const* codes,
                std::size_t count, std::int32_t* out) {
   const __m256i mask = _mm256_set1_epi8(15);
-  for (std::size_t i = 0; i < count; ++i) {
+  std::size_t i = 0;
+  // Four at a time: the query is loaded once for all of them, and their sums are added up together.
+  for (; i + 4 <= count; i += 4) {
+    __m256i sums[4] = {_mm256_setzero_si256(), _mm256_setzero_si256(), _mm256_setzero_si256(),
+                       _mm256_setzero_si256()};
+    for (std::size_t b = 0; b < blocks; ++b) {
+      const auto* q = reinterpret_cast<const __m256i*>(q8 + b * kBlockDims);
+      const __m256i q_low = _mm256_loadu_si256(q);
+      const __m256i q_high = _mm256_loadu_si256(q + 1);
+      for (std::size_t n = 0; n < 4; ++n) {
+        const __m256i c =
+            _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes[i + n] + b * kBlockBytes));
+        sums[n] = _mm256_dpbusd_epi32(sums[n], _mm256_and_si256(c, mask), q_low);
+        sums[n] = _mm256_dpbusd_epi32(
+            sums[n], _mm256_and_si256(_mm256_srli_epi16(c, 4), mask), q_high);
+      }
+    }
+    put_sums(sums, out + i);
+  }
+  for (; i < count; ++i) {
     const std::uint8_t* code = codes[i];
     __m256i sum0 = _mm256_setzero_si256();
     __m256i sum1 = _mm256_setzero_si256();
@@ -29,7 +57,30 @@ void dot_code4(const std::int8_t* q8, std::size_t blocks, const std::uint8_t* co
 void dot_code2(const std::int8_t* q8, std::size_t blocks, const std::uint8_t* const* codes,
                std::size_t count, std::int32_t* out) {
   const __m256i mask = _mm256_set1_epi8(3);
-  for (std::size_t i = 0; i < count; ++i) {
+  std::size_t i = 0;
+  for (; i + 4 <= count; i += 4) {
+    __m256i sums[4] = {_mm256_setzero_si256(), _mm256_setzero_si256(), _mm256_setzero_si256(),
+                       _mm256_setzero_si256()};
+    for (std::size_t b = 0; b < blocks; ++b) {
+      const auto* q = reinterpret_cast<const __m256i*>(q8 + b * kCoarseDims);
+      const __m256i quarters[4] = {_mm256_loadu_si256(q), _mm256_loadu_si256(q + 1),
+                                   _mm256_loadu_si256(q + 2), _mm256_loadu_si256(q + 3)};
+      for (std::size_t n = 0; n < 4; ++n) {
+        const __m256i c =
+            _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes[i + n] + b * kCoarseBytes));
+        const auto add = [&](int shift, const __m256i& part) {
+          sums[n] = _mm256_dpbusd_epi32(
+              sums[n], _mm256_and_si256(_mm256_srli_epi16(c, shift), mask), part);
+        };
+        add(0, quarters[0]);
+        add(2, quarters[1]);
+        add(4, quarters[2]);
+        add(6, quarters[3]);
+      }
+    }
+    put_sums(sums, out + i);
+  }
+  for (; i < count; ++i) {
     __m256i sum0 = _mm256_setzero_si256();
     __m256i sum1 = _mm256_setzero_si256();
     for (std::size_t b = 0; b < blocks; ++b) {

@@ -106,11 +106,13 @@ void Walk::descend() {
   s_.links_missing.clear();
   s_.codes_missing.clear();
   s_.nearest.reset(top == 0 ? params_.ef : width);
+  level_ = &layout_.levels[top];
   visit(layout_.entry_row);
   s_.neighbors.assign(1, layout_.entry_row);
   {
     const PagePool::ReadGuard guard(pool_);
-    evaluate_neighbors();
+    fetch_codes();
+    compare_codes();
   }
   for (std::size_t level = top; level >= 1; --level) {
     walk_level(static_cast<std::uint32_t>(level), width, false);
@@ -120,6 +122,13 @@ void Walk::descend() {
       visit(candidate.row);
     }
   }
+}
+
+// A hint: by the time that the node is followed, its links are there. Needs no ReadGuard, since
+// nothing is read.
+inline void Walk::prefetch_links(std::uint32_t row) const {
+  const std::byte* page = links_.peek(level_->page_of(row));
+  if (page != nullptr) prefetch_lines(page + level_->offset_of(row), level_->record_bytes);
 }
 
 void Walk::walk_level(std::uint32_t level_number, std::size_t ef, bool bottom) {
@@ -132,6 +141,7 @@ void Walk::walk_level(std::uint32_t level_number, std::size_t ef, bool bottom) {
   }
   offering_ = bottom && filtered_;
   counting_ = bottom;
+  level_ = &level;
   const std::size_t together = bottom ? kExpandTogether : 1;
   for (;;) {
     {
@@ -140,7 +150,6 @@ void Walk::walk_level(std::uint32_t level_number, std::size_t ef, bool bottom) {
       for (;;) {
         const bool pending = !s_.links_missing.empty() || !s_.codes_missing.empty();
         if (pending && ahead++ >= params_.beam) break;
-        s_.neighbors.clear();
         bool any = false;
         for (std::size_t n = 0; n < together; ++n) {
           const Candidate* candidate = s_.nearest.next();
@@ -149,13 +158,9 @@ void Walk::walk_level(std::uint32_t level_number, std::size_t ef, bool bottom) {
           expand(candidate->row, level);
         }
         if (!any) break;
-        evaluate_neighbors();
-        if (const Candidate* following = s_.nearest.peek_next()) {
-          const std::byte* page = links_.peek(level.page_of(following->row));
-          if (page != nullptr) {
-            prefetch_lines(page + level.offset_of(following->row), level.record_bytes);
-          }
-        }
+        compare_codes();
+        // Most have been since they were met, but not those that moved up.
+        s_.nearest.peek_next(together, [this](const Candidate& c) { prefetch_links(c.row); });
       }
     }
     if (s_.links_missing.empty() && s_.codes_missing.empty()) break;
@@ -171,8 +176,8 @@ void Walk::walk_level(std::uint32_t level_number, std::size_t ef, bool bottom) {
   }
 }
 
-// Inside a ReadGuard. Adds the node's unvisited neighbors to s_.neighbors; when its links are not
-// resident, the node to the list of missing ones.
+// Inside a ReadGuard. Has the codes of the node's unvisited neighbors fetched, to be compared; when
+// its links are not resident, the node joins the list of missing ones.
 void Walk::expand(std::uint32_t row, const LinkLevel& level) {
   const std::byte* page = links_.touch(level.page_of(row));
   if (page == nullptr) {
@@ -183,19 +188,19 @@ void Walk::expand(std::uint32_t row, const LinkLevel& level) {
   ++stats_.hits;
   take_neighbors(reinterpret_cast<const std::uint8_t*>(page + level.offset_of(row)), level);
   if (counting_) ++stats_.expanded;
+  fetch_codes();
 }
 
-// Appends the record's unvisited neighbors. Ids are checked: a page whose checksum holds may still
-// have been written by somebody hostile.
+// Makes s_.neighbors the record's unvisited neighbors. Ids are checked: a page whose checksum holds
+// may still have been written by somebody hostile.
 void Walk::take_neighbors(const std::uint8_t* record, const LinkLevel& level) {
   std::uint16_t degree;
   std::memcpy(&degree, record, 2);
   const std::uint32_t count = std::min<std::uint32_t>(degree, level.m);
   const std::uint64_t mask = (std::uint64_t{1} << level.id_bits) - 1;
   const std::uint8_t* packed = record + 2;
-  const std::size_t before = s_.neighbors.size();
-  s_.neighbors.resize(before + count);
-  std::uint32_t* out = s_.neighbors.data() + before;
+  s_.neighbors.resize(count);
+  std::uint32_t* out = s_.neighbors.data();
   std::uint64_t* const visited = s_.visited.data();
   std::size_t bit = 0;
   for (std::uint32_t i = 0; i < count; ++i, bit += level.id_bits) {
@@ -213,21 +218,18 @@ void Walk::take_neighbors(const std::uint8_t* record, const LinkLevel& level) {
     out += ~(seen >> (id & 63)) & 1;
   }
   s_.neighbors.resize(static_cast<std::size_t>(out - s_.neighbors.data()));
-  s_.visited_rows.insert(s_.visited_rows.end(),
-                         s_.neighbors.begin() + static_cast<std::ptrdiff_t>(before),
-                         s_.neighbors.end());
+  s_.visited_rows.insert(s_.visited_rows.end(), s_.neighbors.begin(), s_.neighbors.end());
 }
 
-// Inside a ReadGuard. Compares the query with the codes of s_.neighbors that are resident; the
-// others go on the list of missing codes.
-void Walk::evaluate_neighbors() {
-  s_.pointers.clear();
-  s_.pointer_rows.clear();
+// Inside a ReadGuard. Starts to bring the codes of s_.neighbors that are resident to the processor,
+// to be compared; the others go on the list of missing codes.
+void Walk::fetch_codes() {
   const RecordStore& codes = codes_.records;
   for (const std::uint32_t row : s_.neighbors) {
     const std::byte* page = walked_.touch(codes.page_of(row));
     if (page == nullptr) {
       s_.codes_missing.push_back(row);
+      ++stats_.misses;
       continue;
     }
     const auto* code = reinterpret_cast<const std::uint8_t*>(page + codes.offset_of(row));
@@ -235,9 +237,12 @@ void Walk::evaluate_neighbors() {
     s_.pointers.push_back(code);
     s_.pointer_rows.push_back(row);
   }
+}
+
+// Inside the same ReadGuard. Compares the query with the codes that were fetched.
+void Walk::compare_codes() {
   const std::size_t count = s_.pointers.size();
   stats_.hits += static_cast<std::uint32_t>(count);
-  stats_.misses += static_cast<std::uint32_t>(s_.neighbors.size() - count);
   if (count == 0) return;
   s_.dots.resize(count);
   codes_.dots(s_.query, s_.pointers.data(), count, s_.dots.data(), s_.more_dots);
@@ -245,9 +250,11 @@ void Walk::evaluate_neighbors() {
   for (std::size_t i = 0; i < count; ++i) {
     offer(s_.pointer_rows[i], s_.pointers[i], s_.dots[i]);
   }
+  s_.pointers.clear();
+  s_.pointer_rows.clear();
 }
 
-void Walk::offer(std::uint32_t row, const std::uint8_t* code, std::int32_t dot) {
+inline void Walk::offer(std::uint32_t row, const std::uint8_t* code, std::int32_t dot) {
   const float correction = read_f32(code + codes_.bytes);
   const float length2 = read_f32(code + codes_.bytes + 4);
   const float centred = static_cast<float>(dot) - code_offset_;
@@ -268,7 +275,7 @@ void Walk::offer(std::uint32_t row, const std::uint8_t* code, std::int32_t dot) 
   candidate.row = row;
   candidate.expanded = false;
   candidate.grade = codes_.grade;
-  s_.nearest.insert(candidate);
+  if (s_.nearest.insert(candidate, kExpandTogether)) prefetch_links(row);
   if (answers) s_.allowed.insert(candidate);
 }
 
@@ -314,11 +321,11 @@ void Walk::read_missing(const LinkLevel& level) {
       missed(pages.status(i));
       continue;
     }
-    s_.neighbors.clear();
     take_neighbors(reinterpret_cast<const std::uint8_t*>(page + level.offset_of(links[i])), level);
     if (counting_) ++stats_.expanded;
     const PagePool::ReadGuard guard(pool_);
-    evaluate_neighbors();
+    fetch_codes();
+    compare_codes();
   }
 }
 
@@ -326,6 +333,7 @@ void Walk::read_missing(const LinkLevel& level) {
 void Walk::scan_allowed() {
   stats_.scanned = true;
   s_.nearest.reset(1);   // not used, but offer() fills it
+  level_ = &layout_.levels[0];
   offering_ = true;
   counting_ = true;
   std::vector<std::uint32_t> chunk;
@@ -335,7 +343,8 @@ void Walk::scan_allowed() {
     chunk.clear();
     {
       const PagePool::ReadGuard guard(pool_);
-      evaluate_neighbors();
+      fetch_codes();
+      compare_codes();
     }
     while (!s_.codes_missing.empty()) {
       if (!may_read()) {

@@ -84,8 +84,9 @@ class CandidateList {
   bool takes(float distance) const {
     return items_.size() < capacity_ || distance < items_.back().distance;
   }
-  void insert(const Candidate& candidate) {
-    if (!takes(candidate.distance)) return;
+  // Returns whether the candidate is now among the first `soon` from the cursor on.
+  bool insert(const Candidate& candidate, std::size_t soon = 0) {
+    if (!takes(candidate.distance)) return false;
     std::size_t low = 0;
     std::size_t high = items_.size();
     while (low < high) {
@@ -99,6 +100,7 @@ class CandidateList {
     if (items_.size() == capacity_) items_.pop_back();
     items_.insert(items_.begin() + static_cast<std::ptrdiff_t>(low), candidate);
     if (low < cursor_) cursor_ = low;
+    return low < cursor_ + soon;
   }
   // The nearest candidate not yet expanded, now marked; nullptr when there is none.
   const Candidate* next() {
@@ -107,10 +109,14 @@ class CandidateList {
     items_[cursor_].expanded = true;
     return &items_[cursor_];
   }
-  const Candidate* peek_next() {
-    std::size_t i = cursor_;
-    while (i < items_.size() && items_[i].expanded) ++i;
-    return i == items_.size() ? nullptr : &items_[i];
+  // Calls `look` with up to `count` candidates that come next, in order.
+  template <typename Look>
+  void peek_next(std::size_t count, const Look& look) const {
+    for (std::size_t i = cursor_; i < items_.size() && count > 0; ++i) {
+      if (items_[i].expanded) continue;
+      look(items_[i]);
+      --count;
+    }
   }
   std::vector<Candidate>& items() noexcept { return items_; }
 
@@ -151,7 +157,9 @@ class Walk {
   void walk_level(std::uint32_t level_number, std::size_t ef, bool bottom);
   void expand(std::uint32_t row, const LinkLevel& level);
   void take_neighbors(const std::uint8_t* record, const LinkLevel& level);
-  void evaluate_neighbors();
+  void fetch_codes();
+  void compare_codes();
+  void prefetch_links(std::uint32_t row) const;
   void offer(std::uint32_t row, const std::uint8_t* code, std::int32_t dot);
   void read_missing(const LinkLevel& level);
   void scan_allowed();
@@ -201,6 +209,7 @@ class Walk {
   float code_offset_ = 0;    // see WalkCodes
   float code_scale_ = 0;
   float sigma_factor_ = 0;   // deviation of a first plane's estimate over the vector's length
+  const LinkLevel* level_ = nullptr;   // that is walked
   bool reading_;
   bool filtered_;
   bool counting_ = false;   // whether this level's work counts in the statistics: the bottom's

@@ -10,12 +10,14 @@ using namespace stoker;
 
 namespace {
 
+constexpr std::size_t kCodes = 11;
+
 void compare(const Kernels& table, std::mt19937& rng) {
   const Kernels& reference = portable_kernels();
   for (const std::size_t blocks : {1u, 2u, 3u, 4u, 5u, 6u, 9u, 18u, 34u, 64u}) {
     std::vector<std::int8_t> q8(blocks * kBlockDims);
     std::vector<std::int16_t> q16(blocks * kBlockDims);
-    std::vector<std::uint8_t> high(7 * blocks * kBlockBytes);
+    std::vector<std::uint8_t> high(kCodes * blocks * kBlockBytes);
     std::vector<std::uint8_t> low(high.size());
     for (const bool extreme : {false, true}) {
       for (auto& v : q8) v = static_cast<std::int8_t>(extreme ? 127 : static_cast<int>(rng() % 255) - 127);
@@ -23,16 +25,18 @@ void compare(const Kernels& table, std::mt19937& rng) {
       for (auto& v : high) v = static_cast<std::uint8_t>(extreme ? 0xFF : rng());
       for (auto& v : low) v = static_cast<std::uint8_t>(extreme ? 0xFF : rng());
       std::vector<const std::uint8_t*> pointers;
-      for (std::size_t i = 0; i < 7; ++i) pointers.push_back(high.data() + i * blocks * kBlockBytes);
-      std::vector<std::int32_t> expected(7);
-      std::vector<std::int32_t> found(7);
-      reference.dot_code4(q8.data(), blocks, pointers.data(), 7, expected.data());
-      table.dot_code4(q8.data(), blocks, pointers.data(), 7, found.data());
-      CHECK(expected == found);
-      if (blocks % 2 == 0) {
-        const std::size_t coarse = blocks / 2;
-        reference.dot_code2(q8.data(), coarse, pointers.data(), 7, expected.data());
-        table.dot_code2(q8.data(), coarse, pointers.data(), 7, found.data());
+      for (std::size_t i = 0; i < kCodes; ++i) {
+        pointers.push_back(high.data() + i * blocks * kBlockBytes);
+      }
+      for (std::size_t count = 0; count <= kCodes; ++count) {   // one at a time, and in groups
+        std::vector<std::int32_t> expected(kCodes, -1);
+        std::vector<std::int32_t> found(kCodes, -1);
+        reference.dot_code4(q8.data(), blocks, pointers.data(), count, expected.data());
+        table.dot_code4(q8.data(), blocks, pointers.data(), count, found.data());
+        CHECK(expected == found);
+        if (blocks % 2 != 0) continue;
+        reference.dot_code2(q8.data(), blocks / 2, pointers.data(), count, expected.data());
+        table.dot_code2(q8.data(), blocks / 2, pointers.data(), count, found.data());
         CHECK(expected == found);
       }
       CHECK(reference.dot_code8(q16.data(), blocks, high.data(), low.data()) ==
