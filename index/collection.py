@@ -83,7 +83,8 @@ class Collection:
         Args:
             path: The folder, as `create` or `build` made it.
             mode: "r" reads, from any number of processes; "rw" also writes, from one.
-            memory_bytes: Budget of the segments' pages together; None means the setting.
+            memory_bytes: Budget of the segments' pages together; None means the setting. Ids,
+                filters and what changed since the last merge are held beside it.
             settings: The room's settings.
             engine: Opens and builds segments; the native one unless a test says otherwise.
 

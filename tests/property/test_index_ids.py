@@ -47,7 +47,11 @@ def test_a_few_rows_read_from_their_own_pages_are_those_of_the_table(
     assert table.take_read_bytes() == 0
     everything = np.arange(-1, len(ids))
     assert table.ids_at(everything).tolist()[1:] == ids
+    # What memory budgets are told to leave beside them.
+    held = {"<u4": 4 * len(ids), "<i8": 8 * len(ids), "<u8": 8 * (len(ids) + 1)}
+    assert table.loaded_bytes == held[layout.by_row_dtype] + layout.text_bytes
     np.testing.assert_array_equal(table.rows_of(ids), np.arange(len(ids)))
+    assert table.loaded_bytes == held[layout.by_row_dtype] + layout.text_bytes + 12 * len(ids)
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
