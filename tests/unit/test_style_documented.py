@@ -7,6 +7,7 @@ import functools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -116,6 +117,30 @@ def test_no_event_is_documented_that_is_never_logged() -> None:
     section = handbook().partition("## Events")[2].partition("\n## ")[0]
     listed = set(re.findall(r"^\| `([a-z]+\.[a-z0-9_]+)` \|", section, flags=re.MULTILINE))
     assert listed <= names, "\n".join(sorted(listed - names))
+
+
+def test_events_are_listed_in_order_at_their_level() -> None:
+    """A reader looks a name up by the alphabet, and sets an alarm on its level."""
+    levels: dict[str, set[str]] = {}
+    for call in log_calls():
+        if call.node.args and isinstance(call.node.args[0], ast.Constant):
+            level = "error" if call.level == "exception" else call.level
+            levels.setdefault(str(call.node.args[0].value), set()).add(level)
+    section = handbook().partition("## Events")[2]
+    rows = re.findall(r"^\| `([a-z]+\.[a-z0-9_]+)` \| ([a-z, ]+) \|", section, flags=re.MULTILINE)
+    assert [name for name, _ in rows] == sorted(name for name, _ in rows)
+    assert {name: set(text.split(", ")) for name, text in rows} == levels
+
+
+def test_the_largest_rooms_page_names_every_module() -> None:
+    """With some eighty files, a newcomer finds one by its row or not at all."""
+    page = (ROOT / "service" / "README.md").read_text()
+    rows = re.findall(r"`([\w*]+\.py)`", page)
+    files = {path.name for path in (ROOT / "service").glob("*.py")}
+    unnamed = {name for name in files if not any(fnmatch(name, row) for row in rows)}
+    assert not unnamed, f"no row in service/README.md: {', '.join(sorted(unnamed))}"
+    gone = {row for row in rows if "*" not in row and not list((ROOT / "service").rglob(row))}
+    assert not gone, f"named in service/README.md, and not there: {', '.join(sorted(gone))}"
 
 
 def metrics() -> dict[str, tuple[str, str]]:
