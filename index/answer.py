@@ -51,7 +51,7 @@ def answer(view: View, question: Question, store: DocumentStore | None, id_kind:
         only = _search_segment(source, question, store, id_kind, deadline)
         if only is not None:
             ids = source.sealed.ids_at(only.rows, id_kind)
-            return Hits(ids, only.scores, only.lazy_summary)
+            return Hits(ids, only.scores, *only.lazy_summary)
         return _merged(view, question, [], [], id_kind)
     # The delta costs no read: with a deadline it is best had first.
     sources: list[SegmentView | None] = []
@@ -131,7 +131,7 @@ def _merged(
         scores = np.where(rows >= 0, np.take_along_axis(all_scores, best, axis=1), np.nan)
         source_of = all_sources[best]
     ids = _ids(view, sources, rows, source_of, id_kind)
-    return Hits(ids, scores.astype(np.float32), lambda: _summary(parts, rows, source_of))
+    return Hits(ids, scores.astype(np.float32), lambda _: _summary(parts, rows, source_of))
 
 
 def _ids(

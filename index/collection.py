@@ -142,6 +142,12 @@ class Collection:
             InputError: a wrong shape or range, a query that is not finite, an unknown filter.
             CollectionClosed: after `close`.
         """
+        if filter is None and deadline_ms is None and type(k) is int:
+            direct = self._serving.direct
+            if direct is not None:
+                found = direct.search(queries, k, ef, recall_target)
+                if found is not None:
+                    return found
         array = np.asarray(queries)
         single = array.ndim == 1
         checked = self._checked_vectors(array[None] if single else array, "queries")

@@ -42,24 +42,30 @@ class Summary:
 
 
 class Summarized:
-    """Carries a `Summary`, computed when somebody first asks: most callers want the hits alone."""
+    """Carries a `Summary`, computed when somebody first asks: most callers want the hits alone.
 
-    __slots__ = ("_summary",)
+    Either the summary itself, or what computes it and the facts that it is computed from.
+    """
 
-    def __init__(self, summary: Summary | Callable[[], Summary]) -> None:
+    __slots__ = ("_facts", "_summary")
+
+    def __init__(self, summary: Summary | Callable[[Any], Summary], facts: Any = None) -> None:
         self._summary = summary
+        self._facts = facts
 
     @property
-    def lazy_summary(self) -> Summary | Callable[[], Summary]:
+    def lazy_summary(self) -> tuple[Summary | Callable[[Any], Summary], Any]:
         """What another answer made of this one can carry without computing it now."""
-        return self._summary
+        return self._summary, self._facts
 
     @property
     def summary(self) -> Summary:
         """The columns; see `Summary`."""
-        if callable(self._summary):
-            self._summary = self._summary()
-        return self._summary
+        summary = self._summary
+        if not isinstance(summary, Summary):
+            self._summary = summary = summary(self._facts)
+            self._facts = None
+        return summary
 
 
 class Hits(Summarized):
@@ -78,11 +84,13 @@ class Hits(Summarized):
         self,
         ids: NDArray[Any],
         scores: NDArray[np.float32],
-        summary: Summary | Callable[[], Summary],
-        *,
+        summary: Summary | Callable[[Any], Summary],
+        facts: Any = None,
         single: bool = False,
     ) -> None:
-        super().__init__(summary)
+        # Flat, like the arguments by place: one is made for every query.
+        self._summary = summary
+        self._facts = facts
         self.ids = ids
         self.scores = scores
         self._single = single
@@ -137,7 +145,7 @@ class Hits(Summarized):
 
     def first(self) -> Hits:
         """The only query's answer, unwrapped to 1-d arrays and plain numbers."""
-        return Hits(self.ids[0], self.scores[0], self._summary, single=True)
+        return Hits(self.ids[0], self.scores[0], self._summary, self._facts, True)
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -203,6 +203,11 @@ class IdTable:
         read, self._read_bytes = self._read_bytes, 0
         return read
 
+    @property
+    def numbers(self) -> NDArray[Any] | None:
+        """Whole-number ids by row, uint32 or int64; None while they are not in memory."""
+        return self._by_row if self._layout.kind == "int" else None
+
     def load(self) -> None:
         """Bring the row-to-id table into memory now."""
         if self._by_row is not None:

@@ -7,8 +7,9 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+import stoker.kernels._core as _core
 from stoker.index.hits import Summary
-from stoker.index.manifest import Calibration
+from stoker.index.manifest import Calibration, Manifest
 
 # Columns of the native search's facts.
 FACTS: Final = (
@@ -24,6 +25,9 @@ FACTS: Final = (
     "bytes_read",
     "deadline_hit",
     "scanned",
+    "found",
+    "best",
+    "query_length",
 )
 _CONFIDENCE: Final = 0.975  # of the re-rank's part of the bound; the walk has its calibration's
 
@@ -84,11 +88,17 @@ def nearness(
         centre: float32, shape (dim,): of the rows; counts under l2 alone.
         spread: Mean squared distance of the rows from it.
     """
-    near = np.asarray(best, np.float64)
-    if metric == "cosine":
-        return near
     from_centre = queries.astype(np.float64) - (centre if metric == "l2" else 0)
     squared = np.einsum("ij,ij->i", from_centre, from_centre)
+    return _nearness(np.asarray(best, np.float64), squared, metric, spread)
+
+
+def _nearness(
+    near: NDArray[np.float64], squared: NDArray[np.float64], metric: str, spread: float
+) -> NDArray[np.float64]:
+    """The same from the queries' squared lengths, under l2 those of the way from the centre."""
+    if metric == "cosine":
+        return near
     # A query at the origin under "ip", or at a centre that is all there is, is near nothing.
     share: NDArray[np.float64] = np.full(len(near), np.nan)
     if metric == "ip":
@@ -99,9 +109,61 @@ def nearness(
     return share
 
 
+class RecallBounds:
+    """What answers of one segment can promise. It keeps nothing of the segment itself."""
+
+    def __init__(self, manifest: Manifest, bits: int, centre: NDArray[np.float32]) -> None:
+        """Speak of walks on codes of ``bits``; ``centre``: float32, shape (dim,)."""
+        self._calibration = manifest.calibration
+        self._count = manifest.count
+        self._metric = manifest.metric
+        self._bits = bits
+        self._centre = centre
+
+    @property
+    def _spread(self) -> float:
+        return self._calibration.spread if self._calibration else 0.0
+
+    def walk(self, width: int, k: int) -> WalkRecall:
+        """What walks of ``width`` for ``k`` neighbors were found to do."""
+        return walk_recall(self._calibration, self._bits, width, k)
+
+    def nearness(
+        self, best: NDArray[np.floating], queries: NDArray[np.float32]
+    ) -> NDArray[np.float64]:
+        """How near queries lie to the best rows of their answers; see `nearness`."""
+        return nearness(
+            best, queries, metric=self._metric, centre=self._centre, spread=self._spread
+        )
+
+    def summary(
+        self, k: int, width: int, facts: _core.Facts, allow: NDArray[np.uint8] | None = None
+    ) -> Summary:
+        """Say what answers of ``k`` neighbors at ``width`` can promise, from the walks' facts.
+
+        Args:
+            k: Neighbors asked for.
+            width: Of the walks.
+            facts: What the native search says of itself.
+            allow: A bit per row that could be in an answer, or None for all.
+        """
+        columns = facts.columns()
+        best, length = (columns[:, FACTS.index(name)] for name in ("best", "query_length"))
+        possible = self._count
+        if allow is not None and (columns[:, FACTS.index("found")] < k).any():
+            possible = int(np.unpackbits(allow, bitorder="little").sum())
+        return summarize(
+            columns,
+            _nearness(best, length**2, self._metric, self._spread),
+            k=k,
+            possible=possible,
+            walk=self.walk(width, k),
+            calibration=self._calibration,
+        )
+
+
 def summarize(
     facts: NDArray[np.float64],
-    rows: NDArray[np.int64],
     near: NDArray[np.float64],
     *,
     k: int,
@@ -113,7 +175,6 @@ def summarize(
 
     Args:
         facts: float64, shape (nq, len(FACTS)).
-        rows: int64, shape (nq, k): the answers, -1 where there are fewer.
         near: `nearness` of the queries to them.
         k: Neighbors asked for.
         possible: Rows that could be in an answer.
@@ -121,7 +182,7 @@ def summarize(
         calibration: Of the segment; None where nothing was measured.
     """
     column = dict(zip(FACTS, facts.T, strict=True))
-    found = (rows >= 0).sum(axis=1)
+    found = column["found"]
     done = column["expanded"] + column["evaluated"]
     skipped = column["skipped"] + column["damaged"]
     completeness = np.where(done + skipped > 0, done / np.maximum(done + skipped, 1), 1.0)

@@ -7,6 +7,7 @@ to load is decided by heat that a caller hands in; see `index/README.md` for a q
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import os
 import threading
@@ -20,13 +21,14 @@ from numpy.typing import NDArray
 
 import stoker.kernels._core as _core
 from stoker.errors import InputError, UnavailableError
+from stoker.index.direct import DirectSearch, KnownSearch
 from stoker.index.hits import Summarized, Summary
 from stoker.index.ids import IdLayout, IdTable
 from stoker.index.manifest import FILES, Calibration, Manifest
 from stoker.index.paged_file import PagedFile, SegmentFileCorrupt
-from stoker.index.recall_bounds import FACTS, WalkRecall, nearness, summarize, walk_recall
+from stoker.index.recall_bounds import RecallBounds
 from stoker.index.residency import Residency
-from stoker.index.search_plan import RERANK_SHARE_MIN, SearchPlan, check_question, plan_search
+from stoker.index.search_plan import RERANK_SHARE_MIN, check_question, plan_search
 from stoker.index.segment_pages import LoadCounts, PageUnits, SegmentPages, check_crc
 from stoker.index.settings import IndexSettings
 
@@ -61,9 +63,10 @@ class SegmentHits(Summarized):
         self,
         rows: NDArray[np.int64],
         scores: NDArray[np.float32],
-        summary: Summary | Callable[[], Summary],
+        summary: Summary | Callable[[Any], Summary],
+        facts: Any = None,
     ) -> None:
-        super().__init__(summary)
+        super().__init__(summary, facts)
         self.rows = rows
         self.scores = scores
 
@@ -86,8 +89,8 @@ class Segment:
         self._settings = settings
         self._closed = False
         self._lock = threading.Lock()
-        self._page_hits = self._page_misses = 0
-        self._plans: dict[tuple[int, int | None, float | None], SearchPlan] = {}
+        # By k, width and recall target as asked for.
+        self.known: dict[tuple[int, int | None, float | None], KnownSearch] = {}
         ids = IdLayout(manifest.id_kind, manifest.id_by_row_dtype, manifest.id_text_bytes)
         self.ids = IdTable(path / FILES["ids"], ids, manifest.count)
         check_crc(self.ids.file, "ids", manifest)
@@ -95,7 +98,8 @@ class Segment:
             SegmentPages(path, manifest, memory_bytes, settings) if manifest.count else None
         )
         self._navigation_bits = self._pages.navigation_bits if self._pages else 0
-        self._centre = self._pages.centre if self._pages else np.zeros(manifest.dim, np.float32)
+        centre = self._pages.centre if self._pages else np.zeros(manifest.dim, np.float32)
+        self._bounds = RecallBounds(manifest, self._navigation_bits, centre)
         self._native: Any = None if self._pages is None else self._open_native(self._pages)
 
     @classmethod
@@ -262,9 +266,8 @@ class Segment:
         m = self.manifest
         if queries.ndim != 2 or queries.shape[1] != m.dim:
             raise InputError(f"queries: expected shape (n, {m.dim}), found {queries.shape}")
-        asked = (k, ef, recall_target)
-        plan = self._plans.get(asked)
-        if plan is None:
+        known = self.known.get((k, ef, recall_target))
+        if known is None:
             check_question(k, ef, recall_target)
         count = len(queries)
         if m.count == 0 or count == 0:
@@ -273,46 +276,51 @@ class Segment:
                 np.full((count, k), np.nan, np.float32),
                 Summary.nothing_to_do(count),
             )
-        if plan is None:
-            width = self._width(k, ef, recall_target)
-            plan = plan_search(
-                self._settings,
-                self.navigation_bits,
-                walk_recall=self._walk_recall(width, k).mean,
-                k=k,
-                width=width,
-                ef=ef,
-                recall_target=recall_target,
-                normalize=m.metric == "cosine",
-            )
-            # Replaced when full, never emptied: searches of other threads may be looking.
-            known = self._plans if len(self._plans) < _PLANS_MAX else {}
-            self._plans = {**known, asked: plan}
-        width = plan.width
-        if allow is None and width >= m.count:
+        if known is None:
+            known = self._plan(k, ef, recall_target)
+        if allow is None and known.width >= m.count:
             # As wide as the segment: a scan looks at no more than the walk would, and at all of it.
             allow = np.packbits(np.ones(m.count, np.bool_), bitorder="little")
         rows = np.empty((count, k), np.int64)
         scores = np.empty((count, k), np.float32)
-        facts = np.empty((count, len(FACTS)), np.float64)
-        self._require_native().search(
+        facts = self._require_native().search(
             np.ascontiguousarray(queries, np.float32),
             rows,
             scores,
-            facts,
+            known.options,
             resident_only=resident_only,
             deadline_s=deadline_s,
             allow=allow,
-            threads=self._threads(count),
-            **plan.options,
+            threads=self.threads(count),
         )
-        # Queries are told from strange ones when somebody asks: they must be what they were.
-        asked_for = queries if m.metric == "cosine" else queries.copy()
-        return SegmentHits(
-            rows,
-            scores,
-            lambda: self._summarize((rows, scores, facts), asked_for, allow, k, width),
+        summarize = known.summarize
+        if allow is not None:
+            summarize = functools.partial(summarize, allow=allow)
+        return SegmentHits(rows, scores, summarize, facts)
+
+    def _plan(self, k: int, ef: int | None, recall_target: float | None) -> KnownSearch:
+        """Work out how searches that ask for this are done, and keep it for the next one."""
+        width = self._width(k, ef, recall_target)
+        plan = plan_search(
+            self._settings,
+            self.navigation_bits,
+            walk_recall=self._bounds.walk(width, k).mean,
+            k=k,
+            width=width,
+            ef=ef,
+            recall_target=recall_target,
+            normalize=self.manifest.metric == "cosine",
         )
+        known = KnownSearch(
+            width,
+            _core.SearchOptions(k=k, **plan.options),
+            functools.partial(self._bounds.summary, k, width),
+            direct=width < self.count,
+        )
+        # Replaced when full, never emptied: searches of other threads may be looking.
+        kept = self.known if len(self.known) < _PLANS_MAX else {}
+        self.known = {**kept, (k, ef, recall_target): known}
+        return known
 
     def _width(self, k: int, ef: int | None, recall_target: float | None) -> int:
         """The walk's width: what was asked for, or what calibration found the target to take."""
@@ -334,7 +342,13 @@ class Segment:
         width = next(enough, calibration.ef[-1])
         return max(math.ceil(width * max(k / calibration.k, 1.0)), k)
 
-    def _threads(self, queries: int) -> int:
+    def direct(self) -> DirectSearch | None:
+        """Return the short way to answers; None where ids are strings, or there is nothing."""
+        native = self._native
+        return None if native is None or self.ids.kind != "int" else DirectSearch(self, native)
+
+    def threads(self, queries: int) -> int:
+        """How many threads answer a batch."""
         if queries < 2:
             return 1
         if self._settings.search_threads:
@@ -343,39 +357,11 @@ class Segment:
         waiting = _WAITING_FACTOR if self.navigation_bits == 2 else 1
         return waiting * len(os.sched_getaffinity(0))
 
-    def _summarize(
-        self,
-        hits: tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float64]],
-        queries: NDArray[np.float32],
-        allow: NDArray[np.uint8] | None,
-        k: int,
-        width: int,
-    ) -> Summary:
-        rows, scores, facts = hits
-        m = self.manifest
-        possible = m.count
-        if allow is not None and (rows[:, -1] < 0).any():
-            possible = int(np.unpackbits(allow, bitorder="little").sum())
-        return summarize(
-            facts,
-            rows,
-            self.nearness(scores[:, 0], queries),
-            k=k,
-            possible=possible,
-            walk=self._walk_recall(width, k),
-            calibration=m.calibration,
-        )
-
     def nearness(
         self, best: NDArray[np.floating], queries: NDArray[np.float32]
     ) -> NDArray[np.float64]:
         """How near queries lie to the best rows of their answers; see `recall_bounds.nearness`."""
-        calibration = self.manifest.calibration
-        spread = calibration.spread if calibration else 0.0
-        return nearness(best, queries, metric=self.metric, centre=self._centre, spread=spread)
-
-    def _walk_recall(self, width: int, k: int) -> WalkRecall:
-        return walk_recall(self.manifest.calibration, self.navigation_bits, width, k)
+        return self._bounds.nearness(best, queries)
 
     # ---- rows --------------------------------------------------------------------------------
 
@@ -501,11 +487,16 @@ class Segment:
         return damaged
 
     def close(self) -> None:
-        """Free the pages and close the files. A second call does nothing."""
+        """Free the pages and close the files. A second call does nothing.
+
+        Waits for searches of `direct` that are under way.
+        """
         with self._lock:
             self._closed = True
-            self._native = None
+            native, self._native = self._native, None
             self._pages = None
+        if native is not None:
+            native.close()
 
     def __enter__(self) -> Segment:
         return self

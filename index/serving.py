@@ -13,7 +13,7 @@ import shutil
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import structlog
 from pyroaring import BitMap
@@ -39,6 +39,9 @@ from stoker.index.generation import (
 from stoker.index.sealed import SealedSegment, SegmentEngine, removable
 from stoker.index.settings import IndexSettings
 from stoker.index.view import SegmentView, View, open_view
+
+if TYPE_CHECKING:
+    from stoker.index.direct import DirectSearch
 
 Mode = Literal["r", "rw"]
 LOCK_NAME: Final = "writer.lock"
@@ -88,12 +91,15 @@ class Serving:
         self._refresh_lock = threading.Lock()
         self._writer_lock = -1
         self._view: View | None = None
+        # Into the newest view, while it is that simple; read without the lock.
+        self.direct: DirectSearch | None = None
         self._id_kind: IdKind | None = None
         self._bare = is_bare_segment(path)
         if not self._bare:
             require_index(path)
         try:
             self._view = self._open_bare() if self._bare else self._open()
+            self.direct = self._view.direct()
             self._id_kind = self._view.generation.id_kind or self._stored_id_kind()
         except BaseException:
             self._free()
@@ -271,6 +277,8 @@ class Serving:
         """Serve ``view`` from now on."""
         with self._lock:
             self._view = view
+            if not self.closed:
+                self.direct = view.direct()
 
     def _committed(self, changes: Sequence[Change]) -> None:
         """Show committed changes; called in order, one group at a time, by the document store."""
@@ -321,7 +329,7 @@ class Serving:
     def close(self) -> None:
         """Refuse new users, wait for those there are, then free everything."""
         with self._lock:
-            self.closed = True
+            self.closed, self.direct = True, None
             self._unused.wait_for(lambda: self._users == 0)
         self._free()
 
@@ -329,6 +337,7 @@ class Serving:
         """Refuse new users from now on; False when that was so already."""
         with self._lock:
             was_open, self.closed = not self.closed, True
+            self.direct = None
             return was_open
 
     def _free(self) -> None:

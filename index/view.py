@@ -12,6 +12,7 @@ import itertools
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import structlog
@@ -31,6 +32,9 @@ from stoker.index.generation import (
 )
 from stoker.index.sealed import SealedSegment, SegmentEngine
 from stoker.index.settings import IndexSettings
+
+if TYPE_CHECKING:
+    from stoker.index.direct import DirectSearch
 
 _REPLAY_STEP = 1_024
 
@@ -98,6 +102,15 @@ class View:
         """Documents."""
         sealed = sum(segment.live_count for segment in self.segments)
         return sealed + self.rows.live_count
+
+    def direct(self) -> DirectSearch | None:
+        """Return the short way to answers, where one whole segment is all there is."""
+        if len(self.segments) != 1 or self.rows.live_count:
+            return None
+        only = self.segments[0]
+        if only.alive_bits is not None or only.sealed.entry.naming != "plain":
+            return None
+        return only.sealed.segment.direct()
 
     def after(self, changes: Sequence[Change]) -> View:
         """Apply ``changes``, which follow this view, to the delta; return the view that shows them.

@@ -74,6 +74,9 @@ class BruteForceSegment:
         summary = Summary(ones, ones, ones, ones, zeros + 1, zeros + 4096, zeros, zeros > 0)
         return SegmentHits(rows, scores, summary)
 
+    def direct(self) -> None:
+        return None
+
     def ids_at(self, rows: NDArray[np.int64]) -> NDArray[Any]:
         whole = bool(self._ids) and isinstance(self._ids[0], int)
         found = np.full(rows.shape, -1 if whole else None, dtype=np.int64 if whole else object)

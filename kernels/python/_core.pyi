@@ -164,15 +164,46 @@ class SegmentLayout:
 
     def set_vectors(self, *, store: int, record_bytes: int, half: bool) -> None: ...
 
+class SearchOptions:
+    """How searches of one k, width and recall target are done."""
+
+    def __init__(self, *, k: int, ef: int, rerank_target: float, mean_loss: float, loss_ceiling: float, rerank_reads_max: int, read_vectors: bool, beam: int, normalize: bool) -> None: ...
+
+    @property
+    def mean_loss(self) -> float: ...
+
+class Facts:
+    """What the searches of a batch say of themselves."""
+
+    def columns(self) -> NDArray[numpy.float64]:
+        """
+        float64, a row a query: expected_recall, expanded, evaluated, skipped, exact, refined, damaged, rounds, pages_read, bytes_read, deadline_hit, scanned, found, best, query_length.
+        """
+
 class NativeSegment:
     """Search over a segment's pages in a pool."""
 
     def __init__(self, *, pool: object, layout: SegmentLayout, dim: int, seed: int, centre: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], basis: CoarseBasis | None = None) -> None: ...
 
-    def search(self, queries: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], rows: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu')], scores: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], facts: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu')], *, ef: int, rerank_target: float, mean_loss: float, loss_ceiling: float, rerank_reads_max: int, read_vectors: bool, resident_only: bool, beam: int, deadline_s: float | None = None, allow: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, threads: int = 1, normalize: bool = False) -> None:
+    def search(self, queries: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], rows: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu')], scores: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], options: SearchOptions, *, resident_only: bool = False, deadline_s: float | None = None, allow: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, threads: int = 1) -> Facts:
         """
-        Fills, for each query, its k rows (int64; -1 where there are fewer), their scores (float32; not-a-number there), and float64 facts: expected_recall, expanded, evaluated, skipped, exact, refined, damaged, rounds, pages_read, bytes_read, deadline_hit, scanned.
+        Fills, for each query, its k rows (int64; -1 where there are fewer) and their scores (float32; not-a-number there).
         """
+
+    def answer(self, queries: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)], ids: Annotated[NDArray[numpy.int64], dict(order='C', device='cpu')], scores: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu')], options: SearchOptions, threads: int) -> Facts | None:
+        """
+        Fills ids (-1 where there are fewer) and scores of one query, shape (dim,), or of a batch, with no filter and no deadline. Returns None, and has done nothing, where queries have another shape or are not finite, ids are not set, or after `close`.
+        """
+
+    @overload
+    def set_ids(self, ids: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
+        """The id of each row, for `answer`."""
+
+    @overload
+    def set_ids(self, ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None: ...
+
+    def close(self) -> None:
+        """Refuse further calls of `answer`, and wait for those under way."""
 
     def vectors(self, rows: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> tuple:
         """

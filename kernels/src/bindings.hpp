@@ -24,6 +24,9 @@ using Matrix = nb::ndarray<const T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 // An array of the caller's to write to. Making one here costs a microsecond, in Python a fifth.
 template <typename T>
 using Output = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+// One of any shape; `T` const to read it.
+template <typename T>
+using AnyShape = nb::ndarray<T, nb::c_contig, nb::device::cpu>;
 template <typename T>
 using NumpyArray = nb::ndarray<nb::numpy, T>;
 

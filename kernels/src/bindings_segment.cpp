@@ -11,6 +11,9 @@
 #include <exception>
 #include <limits>
 #include <memory>
+#include <mutex>
+#include <optional>
+#include <shared_mutex>
 #include <string>
 #include <system_error>
 #include <thread>
@@ -30,8 +33,46 @@ using namespace nb::literals;
 
 namespace {
 
-// Facts of a query, in the order of FACTS in index/segment.py.
-constexpr std::size_t kFacts = 12;
+// Queries of a batch that a thread takes at once, at most.
+constexpr std::size_t kRunMax = 16;
+
+// How searches of one k, width and recall target are done; a search adds what is its own.
+struct SearchOptions {
+  stoker::SearchParams params;
+  bool normalize = false;
+};
+
+// What searches say of themselves, a row a query; in columns only for who asks.
+struct Facts {
+  std::vector<stoker::QueryStats> rows;
+
+  // In the order of FACTS in index/recall_bounds.py.
+  static constexpr std::size_t kColumns = 15;
+
+  NumpyArray<double> columns() const {
+    Owned<double> out(rows.size() * kColumns);
+    double* to = out.get();
+    for (const stoker::QueryStats& s : rows) {
+      const double values[kColumns] = {static_cast<double>(s.expected_recall),
+                                       static_cast<double>(s.expanded),
+                                       static_cast<double>(s.evaluated),
+                                       static_cast<double>(s.skipped),
+                                       static_cast<double>(s.exact),
+                                       static_cast<double>(s.refined),
+                                       static_cast<double>(s.damaged),
+                                       static_cast<double>(s.rounds),
+                                       static_cast<double>(s.pages_read),
+                                       static_cast<double>(s.bytes_read),
+                                       s.deadline_hit ? 1.0 : 0.0,
+                                       s.scanned ? 1.0 : 0.0,
+                                       static_cast<double>(s.found),
+                                       static_cast<double>(s.best),
+                                       static_cast<double>(s.query_length)};
+      to = std::copy(values, values + kColumns, to);
+    }
+    return out.to_numpy({rows.size(), kColumns});
+  }
+};
 
 // A segment's stores in a pool, and the searcher over them.
 class NativeSegment {
@@ -44,84 +85,67 @@ class NativeSegment {
         quantizer_(dim, seed, check_centre(centre, dim), basis.value_or(stoker::CoarseBasis{})),
         searcher_(pool_, layout, quantizer_) {}
 
-  void search(Matrix<float> queries, Output<std::int64_t> rows, Output<float> scores,
-              Output<double> facts, std::uint32_t ef, float rerank_target,
-              float mean_loss, float loss_ceiling, std::uint32_t rerank_reads_max,
-              bool read_vectors, bool resident_only, std::uint32_t beam,
-              std::optional<double> deadline_s,
-              std::optional<Vector<std::uint8_t>> allow, unsigned threads, bool normalize) {
+  Facts search(Matrix<float> queries, Output<std::int64_t> rows, Output<float> scores,
+               const SearchOptions& options, bool resident_only, std::optional<double> deadline_s,
+               std::optional<Vector<std::uint8_t>> allow, unsigned threads) {
     const stoker::SegmentLayout& layout = searcher_.layout();
     const std::size_t count = queries.shape(0);
     if (queries.shape(1) != layout.dim) {
       throw stoker::BadInput("query has " + std::to_string(queries.shape(1)) +
                              " dimensions, the index " + std::to_string(layout.dim));
     }
-    const auto k = static_cast<std::uint32_t>(rows.shape(1));
-    if (rows.shape(0) != count || scores.shape(0) != count || scores.shape(1) != k ||
-        facts.shape(0) != count || facts.shape(1) != kFacts) {
+    stoker::SearchParams params = options.params;
+    if (rows.shape(0) != count || scores.shape(0) != count || rows.shape(1) != params.k ||
+        scores.shape(1) != params.k) {
       throw stoker::BadInput("arrays for the answer have other shapes than the question");
     }
-    stoker::SearchParams params;
-    params.k = k;
-    params.ef = ef;
-    params.rerank_target = rerank_target;
-    params.mean_loss = mean_loss;
-    params.loss_ceiling = loss_ceiling;
-    params.rerank_reads_max = rerank_reads_max;
-    params.read_vectors = read_vectors;
     params.resident_only = resident_only;
-    params.beam = beam;
     params.deadline = deadline_in(deadline_s);
-    if (allow) {
-      if (allow->shape(0) != (layout.count + 7) / 8) {
-        throw stoker::BadInput("filter has " + std::to_string(allow->shape(0)) +
-                               " bytes, expected one bit a row: " +
-                               std::to_string((layout.count + 7) / 8));
-      }
-      params.allow = allow->data();
-      std::uint64_t set = 0;
-      for (std::size_t i = 0; i < allow->shape(0); ++i) {
-        set += static_cast<unsigned>(__builtin_popcount(params.allow[i]));
-      }
-      params.allow_count = set;
+    if (allow) set_allowed(params, *allow);
+    std::int64_t* out = rows.data();
+    return run(queries.data(), count, params, options.normalize, threads, scores.data(),
+               [out, k = params.k](std::size_t i, std::uint32_t j, std::uint32_t row) {
+                 out[i * k + j] = row == stoker::kNoRow ? -1 : static_cast<std::int64_t>(row);
+               });
+  }
+
+  // The short way: ids in place of rows, and nothing held but this object. Returns nothing where
+  // the question, or the moment, is not for it: the general way then says what is wrong.
+  std::optional<Facts> answer(AnyShape<const float> queries, AnyShape<std::int64_t> ids,
+                              AnyShape<float> scores, const SearchOptions& options,
+                              unsigned threads) {
+    const std::size_t dim = searcher_.layout().dim;
+    const std::size_t ndim = queries.ndim();
+    const std::uint32_t k = options.params.k;
+    if (ndim < 1 || ndim > 2 || queries.shape(ndim - 1) != dim) return {};
+    const std::size_t count = ndim == 1 ? 1 : queries.shape(0);
+    if (ids.size() != count * k || scores.size() != count * k) {
+      throw stoker::BadInput("arrays for the answer have other shapes than the question");
     }
-    {
-      const nb::gil_scoped_release release;
-      const float* data = queries.data();
-      std::atomic<std::size_t> next{0};
-      std::exception_ptr failure;
-      std::atomic<bool> failed{false};
-      auto work = [&] {
-        try {
-          std::vector<std::uint32_t> found(k);
-          std::vector<float> unit;
-          for (std::size_t i = next++; i < count && !failed; i = next++) {
-            const float* query = check_query(data + i * layout.dim, layout.dim, i, normalize, unit);
-            float* score = scores.data() + i * k;
-            const stoker::QueryStats stats = searcher_.search(query, params, found.data(), score);
-            for (std::uint32_t j = 0; j < k; ++j) {
-              const bool here = found[j] != stoker::kNoRow;
-              rows.data()[i * k + j] = here ? static_cast<std::int64_t>(found[j]) : -1;
-              if (!here) score[j] = std::numeric_limits<float>::quiet_NaN();
-            }
-            write_facts(stats, facts.data() + i * kFacts);
-          }
-        } catch (...) {
-          if (!failed.exchange(true)) failure = std::current_exception();
-        }
-      };
-      std::vector<std::thread> helpers;
-      const std::size_t wanted = std::min<std::size_t>(std::max(threads, 1u), count);
-      helpers.reserve(wanted);
-      try {
-        for (std::size_t t = 1; t < wanted; ++t) helpers.emplace_back(work);
-      } catch (const std::system_error&) {
-        // No more threads to be had: those that there are, this one at least, do the work.
-      }
-      work();
-      for (std::thread& helper : helpers) helper.join();
-      if (failure) std::rethrow_exception(failure);
+    const float* data = queries.data();
+    for (std::size_t i = 0; i < count; ++i) {
+      const float* query = data + i * dim;
+      if (!std::isfinite(stoker::kernels().dot_f32(query, query, dim))) return {};
     }
+    if (count == 0 || !(narrow_ids_ || wide_ids_)) return {};
+    std::int64_t* out = ids.data();
+    const std::shared_lock<std::shared_mutex> under_way(closing_);
+    if (closed_) return {};
+    return run(data, count, options.params, options.normalize, threads, scores.data(),
+               [this, out, k](std::size_t i, std::uint32_t j, std::uint32_t row) {
+                 out[i * k + j] = row == stoker::kNoRow ? -1 : id_of(row);
+               });
+  }
+
+  // The id of each row, for answer(); the first table counts.
+  void set_narrow_ids(Vector<std::uint32_t> ids) { keep_ids(std::move(ids), narrow_ids_); }
+  void set_wide_ids(Vector<std::int64_t> ids) { keep_ids(std::move(ids), wide_ids_); }
+
+  // Refuses further answer()s, and waits for those under way.
+  void close() {
+    closed_ = true;   // first, so that those who come later do not hold it up
+    const nb::gil_scoped_release release;
+    const std::unique_lock<std::shared_mutex> nobody(closing_);
   }
 
   nb::tuple vectors(Vector<std::uint32_t> rows) {
@@ -151,6 +175,85 @@ class NativeSegment {
   }
 
  private:
+  template <typename Id>
+  void keep_ids(Vector<Id> ids, std::optional<Vector<Id>>& kept) {
+    if (ids.shape(0) != searcher_.layout().count) {
+      throw stoker::BadInput(std::to_string(ids.shape(0)) + " ids for " +
+                             std::to_string(searcher_.layout().count) + " rows");
+    }
+    if (!narrow_ids_ && !wide_ids_) kept.emplace(std::move(ids));
+  }
+
+  std::int64_t id_of(std::uint32_t row) const noexcept {
+    return narrow_ids_ ? static_cast<std::int64_t>(narrow_ids_->data()[row])
+                       : wide_ids_->data()[row];
+  }
+
+  void set_allowed(stoker::SearchParams& params, const Vector<std::uint8_t>& allow) const {
+    const std::size_t wanted = (searcher_.layout().count + 7) / 8;
+    if (allow.shape(0) != wanted) {
+      throw stoker::BadInput("filter has " + std::to_string(allow.shape(0)) +
+                             " bytes, expected one bit a row: " + std::to_string(wanted));
+    }
+    params.allow = allow.data();
+    std::uint64_t set = 0;
+    for (std::size_t i = 0; i < wanted; ++i) {
+      set += static_cast<unsigned>(__builtin_popcount(params.allow[i]));
+    }
+    params.allow_count = set;
+  }
+
+  // Answers `count` queries on up to `threads` threads; `put(query, place, row)` takes each hit.
+  template <typename Put>
+  Facts run(const float* data, std::size_t count, const stoker::SearchParams& params,
+            bool normalize, unsigned threads, float* scores, const Put& put) {
+    const nb::gil_scoped_release release;
+    const std::size_t dim = searcher_.layout().dim;
+    const std::uint32_t k = params.k;
+    Facts facts;
+    facts.rows.resize(count);
+    const std::size_t wanted =
+        std::max<std::size_t>(std::min<std::size_t>(threads, count), std::size_t{1});
+    // A few at a time: answers lie side by side, and threads that write to one line wait.
+    const std::size_t run_length = std::min<std::size_t>(count / (16 * wanted) + 1, kRunMax);
+    std::atomic<std::size_t> next{0};
+    std::exception_ptr failure;
+    std::atomic<bool> failed{false};
+    auto work = [&] {
+      try {
+        stoker::Searcher::Session session(searcher_);
+        std::vector<std::uint32_t> found(k);
+        std::vector<float> unit;
+        for (std::size_t first = next.fetch_add(run_length); first < count && !failed;
+             first = next.fetch_add(run_length)) {
+          const std::size_t last = std::min(first + run_length, count);
+          for (std::size_t i = first; i < last && !failed; ++i) {
+            const float* query = check_query(data + i * dim, dim, i, normalize, unit);
+            float* score = scores + i * k;
+            facts.rows[i] = session.search(query, params, found.data(), score);
+            for (std::uint32_t j = 0; j < k; ++j) {
+              put(i, j, found[j]);
+              if (found[j] == stoker::kNoRow) score[j] = std::numeric_limits<float>::quiet_NaN();
+            }
+          }
+        }
+      } catch (...) {
+        if (!failed.exchange(true)) failure = std::current_exception();
+      }
+    };
+    std::vector<std::thread> helpers;
+    helpers.reserve(wanted);
+    try {
+      for (std::size_t t = 1; t < wanted; ++t) helpers.emplace_back(work);
+    } catch (const std::system_error&) {
+      // No more threads to be had: those that there are, this one at least, do the work.
+    }
+    work();
+    for (std::thread& helper : helpers) helper.join();
+    if (failure) std::rethrow_exception(failure);
+    return facts;
+  }
+
   // Returns the query, or a copy at unit length where asked for; refuses what is not finite.
   static const float* check_query(const float* source, std::size_t dim, std::size_t number,
                                   bool normalize, std::vector<float>& copy) {
@@ -169,22 +272,6 @@ class NativeSegment {
     return copy.data();
   }
 
-  static void write_facts(const stoker::QueryStats& s, double* out) {
-    const double values[kFacts] = {static_cast<double>(s.expected_recall),
-                                   static_cast<double>(s.expanded),
-                                   static_cast<double>(s.evaluated),
-                                   static_cast<double>(s.skipped),
-                                   static_cast<double>(s.exact),
-                                   static_cast<double>(s.refined),
-                                   static_cast<double>(s.damaged),
-                                   static_cast<double>(s.rounds),
-                                   static_cast<double>(s.pages_read),
-                                   static_cast<double>(s.bytes_read),
-                                   s.deadline_hit ? 1.0 : 0.0,
-                                   s.scanned ? 1.0 : 0.0};
-    std::copy(values, values + kFacts, out);
-  }
-
   static const float* check_centre(const Vector<float>& centre, std::size_t dim) {
     if (centre.shape(0) != dim) throw stoker::BadInput("centre has the wrong dimension");
     return centre.data();
@@ -194,6 +281,11 @@ class NativeSegment {
   stoker::PagePool& pool_;
   stoker::Quantizer quantizer_;
   stoker::Searcher searcher_;
+  // Set once, under the interpreter's lock, before the first answer() that reads them.
+  std::optional<Vector<std::uint32_t>> narrow_ids_;
+  std::optional<Vector<std::int64_t>> wide_ids_;
+  std::shared_mutex closing_;       // held, shared, by answer()
+  std::atomic<bool> closed_{false};
 };
 
 }  // namespace
@@ -269,19 +361,49 @@ void bind_segment(nb::module_& m) {
           },
           nb::kw_only(), "store"_a, "record_bytes"_a, "half"_a);
 
+  nb::class_<SearchOptions>(m, "SearchOptions", "How searches of one k, width and recall target are done.")
+      .def(
+          "__init__",
+          [](SearchOptions* self, std::uint32_t k, std::uint32_t ef, float rerank_target, float mean_loss,
+             float loss_ceiling, std::uint32_t rerank_reads_max, bool read_vectors,
+             std::uint32_t beam, bool normalize) {
+            new (self) SearchOptions();
+            self->params.k = k;
+            self->params.ef = ef;
+            self->params.rerank_target = rerank_target;
+            self->params.mean_loss = mean_loss;
+            self->params.loss_ceiling = loss_ceiling;
+            self->params.rerank_reads_max = rerank_reads_max;
+            self->params.read_vectors = read_vectors;
+            self->params.beam = beam;
+            self->normalize = normalize;
+          },
+          nb::kw_only(), "k"_a, "ef"_a, "rerank_target"_a, "mean_loss"_a, "loss_ceiling"_a,
+          "rerank_reads_max"_a, "read_vectors"_a, "beam"_a, "normalize"_a)
+      .def_prop_ro("mean_loss", [](const SearchOptions& self) { return self.params.mean_loss; });
+  nb::class_<Facts>(m, "Facts", "What the searches of a batch say of themselves.")
+      .def("columns", &Facts::columns,
+           "float64, a row a query: expected_recall, expanded, evaluated, skipped, exact, "
+           "refined, damaged, rounds, pages_read, bytes_read, deadline_hit, scanned, found, best, query_length.");
   nb::class_<NativeSegment>(m, "NativeSegment", "Search over a segment's pages in a pool.")
       .def(nb::init<nb::object, const SegmentLayout&, std::size_t, std::uint64_t, Vector<float>,
                     const std::optional<stoker::CoarseBasis>&>(),
            nb::kw_only(), "pool"_a, "layout"_a, "dim"_a, "seed"_a, "centre"_a,
            "basis"_a = nb::none())
-      .def("search", &NativeSegment::search, "queries"_a, "rows"_a, "scores"_a, "facts"_a,
-           nb::kw_only(), "ef"_a, "rerank_target"_a, "mean_loss"_a, "loss_ceiling"_a,
-           "rerank_reads_max"_a, "read_vectors"_a, "resident_only"_a, "beam"_a,
-           "deadline_s"_a = nb::none(), "allow"_a = nb::none(), "threads"_a = 1, "normalize"_a = false,
-           "Fills, for each query, its k rows (int64; -1 where there are fewer), their scores "
-           "(float32; not-a-number there), and float64 facts: expected_recall, expanded, "
-           "evaluated, skipped, exact, refined, damaged, rounds, pages_read, bytes_read, "
-           "deadline_hit, scanned.")
+      .def("search", &NativeSegment::search, "queries"_a, "rows"_a, "scores"_a, "options"_a,
+           nb::kw_only(), "resident_only"_a = false, "deadline_s"_a = nb::none(),
+           "allow"_a = nb::none(), "threads"_a = 1,
+           "Fills, for each query, its k rows (int64; -1 where there are fewer) and their scores "
+           "(float32; not-a-number there).")
+      .def("answer", &NativeSegment::answer, "queries"_a, "ids"_a, "scores"_a, "options"_a,
+           "threads"_a,
+           "Fills ids (-1 where there are fewer) and scores of one query, shape (dim,), or of a "
+           "batch, with no filter and no deadline. Returns None, and has done nothing, where "
+           "queries have another shape or are not finite, ids are not set, or after `close`.")
+      .def("set_ids", &NativeSegment::set_narrow_ids, "ids"_a, "The id of each row, for `answer`.")
+      .def("set_ids", &NativeSegment::set_wide_ids, "ids"_a)
+      .def("close", &NativeSegment::close,
+           "Refuse further calls of `answer`, and wait for those under way.")
       .def("vectors", &NativeSegment::vectors, "rows"_a,
            "Exact vectors as float32, and how many could not be read (not-a-number).")
       .def("page_counts", &NativeSegment::page_counts,

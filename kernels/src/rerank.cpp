@@ -337,6 +337,7 @@ void Walk::answer(std::uint32_t* rows, float* scores) {
     searcher_.credit_.settle(loss / share, params_.mean_loss);
   }
   stats_.expected_recall = static_cast<float>(std::max(0.0, 1.0 - loss / share));
+  stats_.found = static_cast<std::uint32_t>(k);
   for (std::size_t i = 0; i < k; ++i) {
     rows[i] = list[i].row;
     scores[i] = layout_.metric == Metric::l2
@@ -345,6 +346,7 @@ void Walk::answer(std::uint32_t* rows, float* scores) {
     if (list[i].grade == Grade::exact) ++stats_.exact;
     if (list[i].grade == Grade::refined) ++stats_.refined;
   }
+  stats_.best = scores[0];
 }
 
 }  // namespace stoker

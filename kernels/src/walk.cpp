@@ -53,6 +53,7 @@ QueryStats Walk::run(const float* query, std::uint32_t* rows, float* scores) {
   if (layout_.count == 0 || params_.k == 0) return stats_;
   prepare_query(searcher_.quantizer_, query, layout_.metric == Metric::l2, s_.query,
                 codes_.in_basis);
+  stats_.query_length = s_.query.length;
   code_offset_ = codes_.offset(s_.query);
   code_scale_ = codes_.scale(s_.query);
   sigma_factor_ = -dot_factor_ * codes_.error * s_.query.length;

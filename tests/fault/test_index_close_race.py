@@ -23,6 +23,7 @@ DIM = 24
 ROWS = 800
 SEGMENT_ROUNDS = 200
 COLLECTION_ROUNDS = 40
+SHORT_WAY_ROUNDS = 20
 Call = Callable[[], object]
 
 
@@ -137,3 +138,45 @@ def test_a_collection_closes_beside_its_users(tmp_path: Path, vectors: NDArray[n
         callers.join()
     with Collection(path, "rw", settings=settings) as collection:
         collection.check()
+
+
+def test_the_short_way_is_whole_beside_changes_merges_and_the_close(
+    tmp_path: Path, vectors: NDArray[np.float32]
+) -> None:
+    path = tmp_path / "c"
+    # One document stands apart, and moves about there: a search that missed it, or met it twice,
+    # has seen half of a change or of a merge.
+    far = np.full((1, DIM), 30, np.float32)
+    build_collection(path, np.concatenate([far, vectors[:300]]), metric="l2")
+    settings = IndexSettings(merge_rows=0)
+    short_ways = 0
+    for _ in range(SHORT_WAY_ROUNDS):
+        collection = Collection(path, "rw", settings=settings)
+        for batch in collection.unit_batches({}):
+            collection.load_units(batch.kind, batch.units)
+        collection.search(far, 5)
+
+        def change(collection: Collection = collection) -> None:
+            for _ in range(2):
+                collection.upsert([0], far + np.float32(0.01) * vectors[:1])
+            collection.merge(full=True)
+
+        def search(collection: Collection = collection) -> None:
+            nonlocal short_ways
+            direct = collection._serving.direct
+            if direct is not None and (short := direct.search(far, 5, None, None)) is not None:
+                short_ways += 1
+                assert short.ids[0, 0] == 0
+            found = collection.search(far, 5)
+            assert found.ids[0, 0] == 0
+            assert len(set(found.ids[0].tolist())) == 5
+            assert found.completeness == 1.0
+
+        callers = Callers([search, search, change], (CollectionClosed, MergeCancelled))
+        try:
+            for _ in range(5):
+                search()
+        finally:
+            collection.close()
+        callers.join()
+    assert short_ways >= SHORT_WAY_ROUNDS

@@ -115,16 +115,15 @@ def test_fewer_hits_than_there_are_promise_no_more_than_their_share() -> None:
     facts = np.zeros((3, len(FACTS)))
     facts[:, FACTS.index("expected_recall")] = 1.0
     facts[:, [FACTS.index("expanded"), FACTS.index("evaluated")]] = 50
-    rows = np.full((3, 10), -1)
-    rows[0, :4], rows[1, :] = 1, 1
+    facts[:, FACTS.index("found")] = 4, 10, 0
     said = summarize(
-        facts, rows, np.ones(3), k=10, possible=500, walk=WalkRecall(1.0, 1.0, 1.0, 1.0),
+        facts, np.ones(3), k=10, possible=500, walk=WalkRecall(1.0, 1.0, 1.0, 1.0),
         calibration=None,
     )  # fmt: skip
     assert said.recall_bound.tolist() == pytest.approx([0.4, 1.0, 0.0])
     assert said.expected_recall.tolist() == pytest.approx([0.4, 1.0, 0.0])
     few = summarize(
-        facts, rows, np.ones(3), k=10, possible=4, walk=WalkRecall(1.0, 1.0, 1.0, 1.0),
+        facts, np.ones(3), k=10, possible=4, walk=WalkRecall(1.0, 1.0, 1.0, 1.0),
         calibration=None,
     )  # fmt: skip
     assert few.recall_bound[0] == 1.0

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -130,11 +131,16 @@ struct QueryStats {
   std::uint64_t pages_read = 0;
   std::uint64_t bytes_read = 0;
   bool deadline_hit = false;
+  std::uint32_t found = 0;          // hits
+  float best = std::numeric_limits<float>::quiet_NaN();   // score of the first hit
+  float query_length = 0;           // under l2 of the way from the centre
   bool scanned = false;             // answered by a scan of the allowed rows, without a walk
 };
 
 class Searcher {
  public:
+  struct Scratch;   // of no use to callers
+
   Searcher(PagePool& pool, const SegmentLayout& layout, const Quantizer& quantizer);
   ~Searcher();
   Searcher(const Searcher&) = delete;
@@ -146,6 +152,26 @@ class Searcher {
   // inner product (falling), or the squared distance (rising). Thread-safe.
   QueryStats search(const float* query, const SearchParams& params, std::uint32_t* rows,
                     float* scores);
+
+  // Searches one after the other, on one thread. Several at a time then meet only in the pages:
+  // what they count is added up at the end of each. No longer-lived than the searcher.
+  class Session {
+   public:
+    explicit Session(Searcher& searcher);
+    ~Session();
+    Session(const Session&) = delete;
+    Session& operator=(const Session&) = delete;
+
+    // As Searcher::search().
+    QueryStats search(const float* query, const SearchParams& params, std::uint32_t* rows,
+                      float* scores);
+
+   private:
+    Searcher& searcher_;
+    std::unique_ptr<Scratch> scratch_;
+    std::uint64_t hits_ = 0;
+    std::uint64_t misses_ = 0;
+  };
 
   // Records of all searches so far whose page was in memory when they were wanted, and was not.
   std::uint64_t hits() const noexcept { return hits_.load(std::memory_order_relaxed); }
@@ -162,7 +188,6 @@ class Searcher {
 
  private:
   friend class Walk;
-  struct Scratch;
   std::unique_ptr<Scratch> take_scratch();
   void give_scratch(std::unique_ptr<Scratch> scratch);
 
