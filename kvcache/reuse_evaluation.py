@@ -29,6 +29,7 @@ from stoker.kvcache.settings import KvcacheSettings
 
 _ALIASES = ("{}_vec", "{}_vector", "vec_{}", "vector_{}", "{}_embedding", "embedding_{}", "{}_emb",
             "emb_{}", "v{}", "{}v")  # fmt: skip
+_SHOWN_MAX = 80  # characters of a wrong value in a message
 _ALIKE = 0.8  # cosine at which an unlabelled question is taken to be of its neighbour's kind
 
 
@@ -58,16 +59,32 @@ def pair_of(document: Mapping[str, Any], *, line: int) -> Pair:
     for key in ("a", "b"):
         text = document.get(key)
         if not isinstance(text, str) or not text.strip():
-            raise InputError(f"line {line}: expected a text in {key!r}, found {text!r}")
+            raise InputError(f"line {line}: expected a text in {key!r}, found {_shown(text)}")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(f"line {line}: expected Unicode in {key!r}: {error.reason}") from error
         texts.append(text)
     same = document.get("same")
     if not isinstance(same, bool) and not (isinstance(same, int) and same in (0, 1)):
-        raise InputError(f"line {line}: expected true or false in 'same', found {same!r}")
+        raise InputError(f"line {line}: expected true or false in 'same', found {_shown(same)}")
     a_vector = _vector_in(document, "a", line=line)
     b_vector = _vector_in(document, "b", line=line)
     if (a_vector is None) != (b_vector is None):
         raise InputError(f"line {line}: expected vectors for both texts or for none")
+    if a_vector is not None and b_vector is not None and len(a_vector) != len(b_vector):
+        raise InputError(
+            f"line {line}: expected vectors of one dim, found {len(a_vector)} and {len(b_vector)}"
+        )
     return Pair(texts[0], texts[1], bool(same), a_vector, b_vector)
+
+
+def _shown(value: object) -> str:
+    """Return a value as a message can hold it, however large it is."""
+    shown = repr(value)
+    return (
+        shown if len(shown) <= _SHOWN_MAX else f"{shown[:_SHOWN_MAX]}... ({type(value).__name__})"
+    )
 
 
 def _vector_in(document: Mapping[str, Any], key: str, *, line: int) -> NDArray[np.float32] | None:
@@ -76,13 +93,14 @@ def _vector_in(document: Mapping[str, Any], key: str, *, line: int) -> NDArray[n
         if document.get(name) is None:
             continue
         try:
-            vector = np.asarray(document[name], np.float32)
-        except (TypeError, ValueError) as error:
+            vector = np.asarray(document[name], np.float64)
+        except (TypeError, ValueError, OverflowError) as error:
             raise InputError(f"line {line}: expected numbers in {name!r}: {error}") from error
-        length = float(np.linalg.norm(vector)) if vector.ndim == 1 and vector.size else 0.0
-        if not math.isfinite(length) or length == 0.0:
+        largest = float(np.abs(vector).max()) if vector.ndim == 1 and vector.size else 0.0
+        if not math.isfinite(largest) or largest == 0.0:
             raise InputError(f"line {line}: expected one finite, non-zero vector in {name!r}")
-        return vector / np.float32(length)
+        vector = vector / largest  # first, or the squares of large numbers overflow
+        return (vector / np.linalg.norm(vector)).astype(np.float32)
     return None
 
 
@@ -107,11 +125,15 @@ def with_vectors(
         else dataclasses.replace(pair, a_vector=known[pair.a], b_vector=known[pair.b])
         for pair in pairs
     ]  # fmt: skip
-    dims = {
-        vector.shape for p in whole for vector in (p.a_vector, p.b_vector) if vector is not None
+    lengths_seen = {
+        len(vector): place
+        for place, pair in reversed(list(enumerate(whole, start=1)))
+        if (vector := pair.a_vector) is not None
     }
-    if len(dims) > 1:
-        raise InputError(f"expected vectors of one dim, found {sorted(dims)}")
+    if len(lengths_seen) > 1:
+        where = ", ".join(f"{dim} (first in pair {n})" for dim, n in sorted(lengths_seen.items()))
+        own = f"; pairs without vectors are embedded, {vectors.shape[1]} dims" if missing else ""
+        raise InputError(f"expected vectors of one dim, found {where}{own}")
     return whole
 
 
@@ -212,7 +234,11 @@ class FixedThreshold:
 
 @dataclasses.dataclass(frozen=True)
 class ReuseEvaluation:
-    """The outcome of one run; `to_json` names the fields for scripts."""
+    """The outcome of one run; `to_json` names the fields for scripts.
+
+    ``exact_wrong`` counts pairs of one text that are labelled different: no proof covers those,
+    since a search for the same text finds the same, so they say that the labels contradict.
+    """
 
     pairs: int
     true_pairs: int
@@ -227,6 +253,7 @@ class ReuseEvaluation:
     bound_errors: int
     first_reuse_at: int | None
     exact_reuses: int
+    exact_wrong: int
     verified_reuses: int
     verified_refusals: int
     refusals: dict[str, int]
@@ -262,6 +289,7 @@ class ReuseEvaluation:
             "bound_errors": self.bound_errors,
             "first_reuse_at": self.first_reuse_at,
             "exact_reuses": self.exact_reuses,
+            "exact_wrong": self.exact_wrong,
             "verified": self.verified_reuses + self.verified_refusals,
             "verified_reuses": self.verified_reuses,
             "verified_refusals": self.verified_refusals,
@@ -377,20 +405,27 @@ def evaluate_reuse(
     refusals: Counter[str] = Counter()
     similarities = np.zeros(len(pairs))
     decisions = bytearray()
-    right = wrong = exact = verified_reuses = 0
+    right = wrong = exact = exact_wrong = verified_reuses = 0
     first_reuse: int | None = None
     for place, pair in enumerate(pairs):
         assert pair.a_vector is not None
         assert pair.b_vector is not None
         similarities[place] = similarity = float(pair.a_vector @ pair.b_vector)
         coin = rng.random()
+        if max(len(pair.a.encode()), len(pair.b.encode())) > chosen.reuse_text_bytes_max:
+            asked = earlier = None
+        else:
+            asked, earlier = read_question(pair.b), read_question(pair.a)
+        if asked is None or earlier is None or not (asked.normal and earlier.normal):
+            refusals[Guard.EMPTY.value] += 1  # as a server does: no guard can read it
+            decisions.append(False)
+            continue
         if pair.a.strip() == pair.b.strip():  # an exact repeat needs no proof; nothing is learnt
             right, wrong = right + pair.same, wrong + (not pair.same)
-            exact += 1
+            exact, exact_wrong = exact + 1, exact_wrong + (not pair.same)
             first_reuse = place if first_reuse is None else first_reuse
             decisions.append(True)
             continue
-        asked, earlier = read_question(pair.b), read_question(pair.a)
         features = pair_features(asked, earlier, similarity=similarity, around=known.around(pair))
         conflict = first_conflict(asked, earlier)
         if conflict is not None:
@@ -422,7 +457,8 @@ def evaluate_reuse(
         delta=delta, confidence=1.0 - alpha, reused_true=right, reused_false=wrong,
         false_share_upper=share_upper(wrong, right + wrong, alpha),
         bound=policy.bound(), bound_exposure=policy.exposure(), bound_errors=policy.errors(),
-        first_reuse_at=first_reuse, exact_reuses=exact, verified_reuses=verified_reuses,
+        first_reuse_at=first_reuse, exact_reuses=exact, exact_wrong=exact_wrong,
+        verified_reuses=verified_reuses,
         verified_refusals=len(pairs) - right - wrong, refusals=dict(sorted(refusals.items())),
         fixed_same_bound=best_fixed_threshold(
             similarities, same, delta=delta, alpha=alpha, by_bound=True

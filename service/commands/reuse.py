@@ -76,17 +76,20 @@ def read_pairs(path: Path) -> list[Pair]:
     """
     pairs = []
     try:
-        with path.open(encoding="utf-8") as file:
+        with path.open(encoding="utf-8-sig") as file:  # some editors begin a file with a mark
             for number, line in enumerate(file, start=1):
                 if not line.strip():
                     continue
                 try:
                     document = json.loads(line)
-                except ValueError as error:
+                except (ValueError, RecursionError) as error:
                     raise InputError(f"{path}: line {number}: expected JSON: {error}") from error
                 if not isinstance(document, dict):
                     raise InputError(f"{path}: line {number}: expected an object")
-                pairs.append(pair_of(document, line=number))
+                try:
+                    pairs.append(pair_of(document, line=number))
+                except InputError as error:
+                    raise InputError(f"{path}: {error}") from error
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"{path}: cannot be read: {reason}") from error
@@ -114,6 +117,9 @@ def render(found: ReuseEvaluation) -> str:
         return f"{value:.2%}" if isinstance(value, float) else "none"
 
     gain = document["gain_over_fixed"]
+    exact = f"{found.exact_reuses} exact repeats among the reused"
+    if found.exact_wrong:
+        exact += f", {found.exact_wrong} of them labelled different: those labels contradict"
     lines = [
         f"pairs            {found.pairs} ({found.true_pairs} same, {found.false_pairs} different)",
         f"reused           {found.reused}: {share(document['reuse_rate_true'])} of the same, "
@@ -122,6 +128,7 @@ def render(found: ReuseEvaluation) -> str:
         f"at most {found.false_share_upper:.2%} at {percent}",
         f"proved           at most {found.bound:.2%} wrong (delta {found.delta:.2%}), valid at any "
         f"time",
+        f"exact            {exact}",
         "first reuse      "
         + (f"at pair {found.first_reuse_at}" if found.first_reuse_at is not None else "never"),
         f"verified         {found.verified_reuses} of the reused by an extra search; "
@@ -129,6 +136,6 @@ def render(found: ReuseEvaluation) -> str:
         "refused by       "
         + ", ".join(f"{guard} {count}" for guard, count in found.refusals.items()),
         f"fixed threshold  {fixed.reused_true} right reuses at the same bound, best in hindsight"
-        + (f": {gain:.1f} x fewer" if isinstance(gain, float) else ": none keeps it"),
+        + (f": ours has {gain:.2f} x as many" if isinstance(gain, float) else ": none keeps it"),
     ]
     return "\n".join(lines)

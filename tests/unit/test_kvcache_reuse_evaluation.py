@@ -80,11 +80,28 @@ def test_vectors_are_found_under_plausible_names(name: str) -> None:
         ({"a": "x", "b": "y", "same": True, "a_vec": ["?"], "b_vec": [1.0]}, "'a_vec'"),
         ({"a": "x", "b": "y", "same": True, "a_vec": [0.0], "b_vec": [1.0]}, "'a_vec'"),
         ({"a": "x", "b": "y", "same": True, "a_vec": [[1.0]], "b_vec": [1.0]}, "'a_vec'"),
+        ({"a": "x", "b": "y", "same": True, "a_vec": [10**400], "b_vec": [1.0]}, "'a_vec'"),
+        ({"a": "x", "b": "y", "same": True, "a_vec": [1.0, 0.0], "b_vec": [1.0]}, "2 and 1"),
+        ({"a": "x \ud800", "b": "y", "same": True}, "Unicode in 'a'"),
     ],
 )
 def test_bad_lines_are_named(document: dict[str, Any], found: str) -> None:
     with pytest.raises(InputError, match=f"line 7.*{found}"):
         pair_of(document, line=7)
+
+
+def test_a_wrong_value_is_shown_in_part() -> None:
+    with pytest.raises(InputError) as found:
+        pair_of({"a": ["q" * 10**6], "b": "y", "same": True}, line=7)
+    assert len(str(found.value)) < 200
+
+
+def test_numbers_of_any_size_make_a_unit_vector() -> None:
+    large = {"a": "x", "b": "y", "same": 1, "a_vec": [3e200, 4e200], "b_vec": [3e-200, 4e-200]}
+    pair = pair_of(large, line=1)
+    for vector in (pair.a_vector, pair.b_vector):
+        assert vector is not None
+        assert vector.tolist() == pytest.approx([0.6, 0.8])
 
 
 def test_only_missing_texts_are_embedded_once() -> None:
@@ -209,6 +226,32 @@ def test_exact_repeats_need_no_proof() -> None:
     assert found.first_reuse_at == len(pairs)
 
 
+def test_what_a_server_would_not_read_is_not_reused() -> None:
+    """Texts beyond the bound, and texts without a word, even where they repeat."""
+    unit = np.eye(DIM, dtype=np.float32)[0]
+    texts = ["word " * 2_000, "?!", "!"]
+    pairs = [Pair(text, text, True, unit, unit) for text in texts]
+    found = evaluate_reuse(pairs, delta=0.01)
+    assert (found.reused, found.refusals) == (0, {"empty": 3})
+
+
+def test_labels_that_contradict_a_repeat_are_counted() -> None:
+    unit = np.eye(DIM, dtype=np.float32)[0]
+    pairs = [Pair("one text", "one text", bool(n % 4), unit, unit) for n in range(40)]
+    found = evaluate_reuse(pairs, delta=0.01)
+    assert (found.exact_reuses, found.exact_wrong) == (40, 10)
+    assert found.to_json()["exact_wrong"] == 10
+    assert found.to_json()["within_delta"] is False
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_pairs_of_one_kind_only_are_no_special_case(same: bool) -> None:
+    pairs = [dataclasses.replace(p, same=same) for p in synthetic_pairs(1_200, seed=8)]
+    found = evaluate_reuse(pairs, delta=0.01)
+    assert found.reused_false == 0
+    assert (found.reused_true > 0) == same
+
+
 def test_nothing_provable_means_nothing_reused() -> None:
     rng = random.Random(5)
     pairs = [
@@ -237,6 +280,12 @@ def test_command_prints_json_and_names_bad_lines(
             "fixed_threshold", "gain_over_fixed"} <= document.keys()  # fmt: skip
     assert cli.main(["reuse", "evaluate", "--pairs", str(path)]) == 0
     assert "fixed threshold" in capsys.readouterr().out
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())  # a mark that some editors write
+    assert cli.main(["reuse", "evaluate", "--pairs", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["pairs"] == len(lines)
+    path.write_text("\n" + "[" * 100_000)
+    assert cli.main(["reuse", "evaluate", "--pairs", str(path)]) == 3
+    assert "line 2" in capsys.readouterr().err
     path.write_text('{"a": "x", "b": "y", "same": true}\nnot json\n')
     assert cli.main(["reuse", "evaluate", "--pairs", str(path)]) == 3
     assert "line 2" in capsys.readouterr().err
