@@ -20,6 +20,10 @@ inline float read_f32(const std::uint8_t* p) {
 // A scan of allowed rows costs about one code comparison each; a walk under a filter costs about
 // `kWalkFactor` comparisons per answer slot, and needs 1/selectivity as many slots.
 constexpr double kWalkFactor = 52;
+// Rows beyond twice the answer that a scan keeps until they are settled.
+constexpr std::size_t kScanSpare = 100;
+// How much wider a walk under a filter begins anew where it did not meet enough allowed rows.
+constexpr std::size_t kWiden = 4;
 
 // Nodes of the bottom level whose links are followed before their neighbors are compared, so that
 // the cache misses of all of them overlap. Measured at 100,000 x 384: 2 to 4 are alike, 20 to 30 %
@@ -79,9 +83,49 @@ QueryStats Walk::run(const float* query, std::uint32_t* rows, float* scores) {
   s_.nearest.reset(ef);
   descend();
   walk_level(0, ef, true);
+  if (filtered_) widen(ef);
   forget_visited();
   answer(rows, scores);
   return stats_;
+}
+
+// Whether the allowed rows that were met hold the nearest ones: among all the rows that lie as near
+// as the farthest that the walk kept, it has met the allowed ones too.
+bool Walk::covers_answer() const {
+  const std::vector<Candidate>& allowed = s_.allowed.items();
+  const std::size_t wanted = std::min<std::size_t>(params_.k, params_.allow_count);
+  return allowed.size() >= wanted && !s_.nearest.items().empty() &&
+         allowed[wanted - 1].distance <= s_.nearest.items().back().distance;
+}
+
+// What a filter allows may lie anywhere but where the query is: another tenant's rows, or another
+// topic's. The width that would do if it were spread evenly then meets few or none of it, and the
+// walk goes on from where it is, wider each time, until it has them or a scan costs no more.
+void Walk::widen(std::size_t ef) {
+  while (!covers_answer() && stats_.skipped == 0) {
+    if (params_.deadline && Clock::now() >= *params_.deadline) {
+      stats_.deadline_hit = true;
+      ++stats_.skipped;
+      return;
+    }
+    ef *= kWiden;
+    if (static_cast<double>(params_.allow_count) <= static_cast<double>(ef) * kWalkFactor) {
+      scan_allowed();
+      return;
+    }
+    begin_anew();
+    s_.allowed.reset(params_.ef);
+    walk_level(0, ef, true);
+  }
+}
+
+// Makes the nodes that a walk kept the starts of the next one.
+void Walk::begin_anew() {
+  forget_visited();
+  for (Candidate& candidate : s_.nearest.items()) {
+    candidate.expanded = false;
+    visit(candidate.row);
+  }
 }
 
 bool Walk::may_read() {
@@ -117,11 +161,7 @@ void Walk::descend() {
   }
   for (std::size_t level = top; level >= 1; --level) {
     walk_level(static_cast<std::uint32_t>(level), width, false);
-    forget_visited();
-    for (Candidate& candidate : s_.nearest.items()) {
-      candidate.expanded = false;
-      visit(candidate.row);
-    }
+    begin_anew();
   }
 }
 
@@ -333,6 +373,9 @@ void Walk::read_missing(const LinkLevel& level) {
 // Compares the query with every allowed row, for filters that leave few.
 void Walk::scan_allowed() {
   stats_.scanned = true;
+  // Every row is met, and only what the list drops is lost before it is settled: it is as long as
+  // codes may mistake the order, however narrow a walk was asked for.
+  s_.allowed.reset(std::max<std::size_t>(params_.ef, 2 * std::size_t{params_.k} + kScanSpare));
   s_.nearest.reset(1);   // not used, but offer() fills it
   level_ = &layout_.levels[0];
   offering_ = true;

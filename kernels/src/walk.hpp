@@ -119,6 +119,7 @@ class CandidateList {
     }
   }
   std::vector<Candidate>& items() noexcept { return items_; }
+  const std::vector<Candidate>& items() const noexcept { return items_; }
 
  private:
   std::vector<Candidate> items_;
@@ -154,6 +155,9 @@ class Walk {
  private:
   bool may_read();
   void descend();
+  bool covers_answer() const;
+  void widen(std::size_t ef);
+  void begin_anew();
   void walk_level(std::uint32_t level_number, std::size_t ef, bool bottom);
   void expand(std::uint32_t row, const LinkLevel& level);
   void take_neighbors(const std::uint8_t* record, const LinkLevel& level);
