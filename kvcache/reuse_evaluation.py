@@ -355,17 +355,25 @@ def best_fixed_threshold(
         by_bound: Whether the bound of the share must keep to delta, or only the share itself.
     """
     order = np.argsort(-similarities, kind="stable")
+    ranked = similarities[order]
     wrong = np.cumsum(~same[order])
-    for count in range(len(order), 0, -1):
-        if count < len(order) and similarities[order[count]] == similarities[order[count - 1]]:
-            continue  # a threshold takes all of equal cosine or none
+    counts = np.arange(1, len(order) + 1)
+    # A threshold takes all of equal cosine or none.
+    fits = np.append(ranked[1:] != ranked[:-1], True) & (wrong <= delta * counts)
+    failed = -1  # errors at which the most reuses there are were too few: fewer are, too
+    for count in counts[fits][::-1].tolist():
         errors = int(wrong[count - 1])
-        if errors > delta * count:
+        if by_bound and errors == failed:
+            continue
+        # The bound is within delta where so few errors were unlikely at a share of delta.
+        if by_bound and _binomial_at_most(errors, count, delta) > alpha * (1.0 + 1e-9):
+            failed = errors
             continue
         upper = share_upper(errors, count, alpha)
         if not by_bound or upper <= delta:
-            cut = float(similarities[order[count - 1]])
+            cut = float(ranked[count - 1])
             return FixedThreshold(cut, count, count - errors, errors, upper)
+        failed = errors
     return FixedThreshold(2.0, 0, 0, 0, 1.0)
 
 

@@ -156,6 +156,21 @@ def test_best_fixed_threshold_equals_trying_all(seed: int, by_bound: bool) -> No
     assert int((similarities >= found.threshold).sum()) == best
 
 
+def test_the_best_threshold_of_many_pairs_is_one_bound_per_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nearly delta wrong: at each of 20,000 cuts the bound was worked out, and fails."""
+    rng = np.random.default_rng(41)
+    similarities, same = rng.random(20_000), rng.random(20_000) > 0.0097
+    calls = []
+    bound = reuse_evaluation._binomial_at_most
+    monkeypatch.setattr(
+        reuse_evaluation, "_binomial_at_most", lambda *args: calls.append(args) or bound(*args)
+    )
+    best_fixed_threshold(similarities, same, delta=0.01, alpha=0.05, by_bound=True)
+    assert len(calls) <= int((~same).sum()) + 100
+
+
 def test_known_answers_join_and_tell_apart() -> None:
     rng = np.random.default_rng(37)
     vectors = {name: unit(rng) for name in "abcdef"}
