@@ -22,6 +22,7 @@ import functools
 import hashlib
 import importlib
 import importlib.util
+import threading
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
@@ -59,7 +60,7 @@ class EntityFinder(Protocol):
 
 
 class SpacyFinder:
-    """Finds entities by a spaCy pipeline. One thread at a time.
+    """Finds entities by a spaCy pipeline. Safe from several threads; they take turns.
 
     What is wrong with the name shows at once; the pipeline itself is loaded by the first text
     (about a second and 150 MiB for the bundled one; with torch installed spaCy imports it too). A
@@ -82,6 +83,7 @@ class SpacyFinder:
         self._exclude = _BUNDLED_UNUSED if str(pipeline) == BUNDLED else ()
         self._skip_labels = skip_labels
         self._pipeline: Any = None
+        self._turn = threading.Lock()
 
     def find(self, text: str, /) -> list[str]:
         """Return the entities of a text (any string; blocks for about 0.02 ms a character).
@@ -93,11 +95,12 @@ class SpacyFinder:
         text = text.encode("utf-8", "replace").decode("utf-8")
         if not text.strip():
             return []
-        if self._pipeline is None:
-            self._pipeline = self._loaded()
-        with self._pipeline.memory_zone():
-            found = self._pipeline(text).ents
-            return [str(span.text) for span in found if span.label_ not in self._skip_labels]
+        with self._turn:
+            if self._pipeline is None:
+                self._pipeline = self._loaded()
+            with self._pipeline.memory_zone():
+                found = self._pipeline(text).ents
+                return [str(span.text) for span in found if span.label_ not in self._skip_labels]
 
     def _loaded(self) -> Any:
         spacy = importlib.import_module("spacy")
@@ -111,7 +114,7 @@ class SpacyFinder:
 
 
 class Entities:
-    """The entities of a text as nodes. One thread at a time.
+    """The entities of a text as nodes. Safe from several threads if its finder is.
 
     A text on which the finder raises has none; that is logged, and goes on.
 

@@ -33,8 +33,8 @@ _COUNTED = 20
 class QueryTopics:
     """Terms and entities of queries, their heat and the chunks that they lead to.
 
-    One thread at a time, but for `read_ahead`. Invariants: those of `TopicHeat` with the settings'
-    bounds; a node leads to chunks of its own tenant only.
+    One thread at a time, but for `read_ahead`, if the finder takes several. Invariants: those of
+    `TopicHeat` with the settings' bounds; a node leads to chunks of its own tenant only.
 
     Args:
         settings: Which kinds there are, and the bounds.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,14 @@ def test_hostile_texts_are_read_within_bounds_and_leave_nothing(bundled: SpacyFi
     assert kept() == before
     # What was read in between makes no difference.
     assert [Entities(bundled).of(text) for text in HOSTILE] == first
+
+
+def test_threads_take_turns(glossary: Path) -> None:
+    finder = SpacyFinder(glossary)
+    texts = [f"word{i} postgres next{i} log.retention{i}.ms" for i in range(200)]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(finder.find, texts * 2))
+    assert found == [SpacyFinder(glossary).find("postgres")] * 400
 
 
 @settings(max_examples=60, deadline=None)
