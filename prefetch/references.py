@@ -4,24 +4,30 @@ They come from the package `libcachesim`, which is loaded on first use and belon
 Stoker: its licence (GPL-3.0) is not ours, and only comparisons need it. Two are not in it, or not
 usable there: "area", a scheme measured on RAG traffic (decayed frequency, and a fifth of the room
 for what was just used), and "lfu-decay" (libcachesim 0.3.5's LFU with dynamic aging does not end
-on some traces). "qlearning" is our own as well: it decides between one tier and NVMe.
+on some traces). In the smallest rooms, where its S3-FIFO and W-TinyLFU end the process or never
+hit, those of `candidates` stand in. "qlearning" is our own as well: it decides between one tier and
+NVMe.
 """
 
 from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import InputError, UnavailableError
-from stoker.prefetch.candidates import Candidate, DecayedFrequency, Lru
+from stoker.prefetch.candidates import Candidate, DecayedFrequency, Lru, S3Fifo, WTinyLfu
 from stoker.prefetch.tiered import QLearning
 
 _NEVER = 1 << 60
+_CHUNK = 1 << 16
+# From how many keys on libcachesim 0.3.5's policy works: with fewer, a part of it has no room.
+_S3_FIFO_MIN = 20
+_W_TINYLFU_MIN = 6
 
 
 class Reference(Protocol):
@@ -38,22 +44,26 @@ class _Ours:
 
     def run(self, keys: NDArray[np.int64]) -> NDArray[np.bool_]:
         hits = np.zeros(len(keys), dtype=bool)
-        for at, key in enumerate(keys.tolist()):
+        for at, key in enumerate(_numbers(keys)):
             # Every part sees every access: the parts hold the same key at most twice.
             answers = [cache.access(key) for cache in self._caches]
             hits[at] = any(answers)
         return hits
 
 
+def _library() -> Any:
+    try:
+        return importlib.import_module("libcachesim")
+    except ImportError as error:
+        raise UnavailableError(
+            "reference policies need the package libcachesim (GPL-3.0, not installed with "
+            "Stoker): pip install libcachesim"
+        ) from error
+
+
 class _Library:
     def __init__(self, name: str, capacity: int, **options: Any) -> None:
-        try:
-            self._library: Any = importlib.import_module("libcachesim")
-        except ImportError as error:
-            raise UnavailableError(
-                "reference policies need the package libcachesim (GPL-3.0, not installed with "
-                "Stoker): pip install libcachesim"
-            ) from error
+        self._library: Any = _library()
         power = min(24, max(16, math.ceil(math.log2(capacity + 1)) + 2))
         factory = getattr(self._library, name)
         self._cache = factory(cache_size=capacity, hashpower=power, **options)
@@ -63,13 +73,19 @@ class _Library:
         request.obj_size = 1
         get = self._cache._cache.get
         hits = np.zeros(len(keys), dtype=bool)
-        following = next_accesses(keys).tolist()
-        for at, key in enumerate(keys.tolist()):
+        pairs = zip(_numbers(keys), _numbers(next_accesses(keys)), strict=True)
+        for at, (key, following) in enumerate(pairs):
             request.clock_time = at
             request.obj_id = key + 1
-            request.next_access_vtime = following[at]
+            request.next_access_vtime = following
             hits[at] = get(request)
         return hits
+
+
+def _numbers(values: NDArray[np.int64]) -> Iterator[int]:
+    """Yield Python's own numbers, a few at a time: a long trace stays small."""
+    for start in range(0, len(values), _CHUNK):
+        yield from values[start : start + _CHUNK].tolist()
 
 
 def next_accesses(keys: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -105,6 +121,15 @@ COMPARED = ("lru", "lfu-decay", "w-tinylfu", "s3-fifo", "sieve", "arc", "lru-k",
 REFERENCES = (*COMPARED, "qlearning", *(n for n in _LIBRARY_NAMES if n not in COMPARED))
 
 
+def require(names: Iterable[str]) -> None:
+    """Raise UnavailableError if a policy needs a package that is not installed."""
+    for name in names:
+        if name in _LIBRARY_NAMES:
+            _library()
+        elif name == "qlearning":
+            QLearning(1)
+
+
 def reference(name: str, capacity: int) -> Reference:
     """Return a fresh reference policy for ``capacity`` equal-sized keys.
 
@@ -116,6 +141,10 @@ def reference(name: str, capacity: int) -> Reference:
         return _Ours([QLearning(capacity)])
     if name == "lfu-decay":
         return _Ours([DecayedFrequency(capacity)])
+    if name == "s3-fifo" and capacity < _S3_FIFO_MIN:
+        return _Ours([S3Fifo(capacity)])
+    if name == "w-tinylfu" and capacity < _W_TINYLFU_MIN:
+        return _Ours([WTinyLfu(capacity)])
     if name == "area":
         recent = max(1, capacity // 5)
         frequent = capacity - recent

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,11 +17,13 @@ from numpy.typing import NDArray
 
 from stoker.errors import InputError
 from stoker.prefetch.placement import StokerPolicy
-from stoker.prefetch.references import COMPARED, REFERENCES, reference
+from stoker.prefetch.references import COMPARED, REFERENCES, reference, require
 from stoker.prefetch.traces import NO_SESSION, Trace
 
 STOKER = "stoker"
 BELADY = "belady"
+_CAPACITY_MAX = 1 << 40
+_CHUNK = 1 << 16  # accesses that are Python objects at a time: a long trace stays small
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,8 @@ def parse_capacities(text: str, footprint: int) -> list[int]:
             raise InputError(f"capacity {word!r}: expected a number or a percentage") from error
         if not math.isfinite(value) or value <= 0.0 or not (word.endswith("%") or value >= 1.0):
             raise InputError(f"capacity {word!r} must be above 0")
+        if value > _CAPACITY_MAX:
+            raise InputError(f"capacity {word!r} must be at most {_CAPACITY_MAX:,} keys")
         capacities.append(max(1, int(value)))
     return capacities
 
@@ -106,13 +110,14 @@ def measured_mask(trace: Trace, warm_until: str | None) -> NDArray[np.bool_]:
     word = warm_until.strip()
     units = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
     try:
-        if word.endswith("%"):
-            share = float(word[:-1]) / 100.0
-            return np.asarray(np.arange(count) >= share * count)
-        scale = units.get(word[-1:], 0.0)
+        scale = 0.01 if word.endswith("%") else units.get(word[-1:], 0.0)
         value = float(word[:-1]) * scale if scale else float(word)
     except ValueError as error:
         raise InputError(f"--warm-until {warm_until!r}: expected seconds or a share") from error
+    if not 0.0 <= value < math.inf:
+        raise InputError(f"--warm-until {warm_until!r} must be at least 0")
+    if word.endswith("%"):
+        return np.asarray(np.arange(count) >= value * count)
     if trace.times_s is None:
         if scale:
             raise InputError(f"--warm-until {warm_until!r}: this trace has no times")
@@ -125,25 +130,29 @@ def run_stoker(trace: Trace, capacity: int) -> tuple[NDArray[np.bool_], list[int
     policy = StokerPolicy(capacity)
     hits = np.zeros(len(trace), dtype=bool)
     ahead: list[int] = []
-    keys = trace.keys.tolist()
     if trace.sessions is None or trace.times_s is None:
         access = policy.access
-        for at, key in enumerate(keys):
+        for at, (key,) in _rows(trace.keys):
             decision = access(key)
             hits[at] = decision.hit
             ahead += [at] * len(decision.ahead)
         return hits, ahead, policy
-    sessions, times = trace.sessions.tolist(), trace.times_s.tolist()
-    requests = trace.requests.tolist()
-    last = len(keys) - 1
-    for at, key in enumerate(keys):
-        session = None if sessions[at] == NO_SESSION else sessions[at]
-        decision = policy.access(key, session=session, time_s=times[at])
+    ends = np.diff(trace.requests, append=-1) != 0
+    for at, (key, number, time_s, end) in _rows(trace.keys, trace.sessions, trace.times_s, ends):
+        session = None if number == NO_SESSION else number
+        decision = policy.access(key, session=session, time_s=time_s)
         hits[at] = decision.hit
         ahead += [at] * len(decision.ahead)
-        if at == last or requests[at + 1] != requests[at]:
+        if end:
             ahead += [at for move in policy.close_request() if move.ahead]
     return hits, ahead, policy
+
+
+def _rows(*columns: NDArray[Any]) -> Iterator[tuple[int, tuple[Any, ...]]]:
+    """Yield (index, values) of columns of one length, as Python's own numbers."""
+    for start in range(0, len(columns[0]), _CHUNK):
+        part = [column[start : start + _CHUNK].tolist() for column in columns]
+        yield from enumerate(zip(*part, strict=True), start)
 
 
 def simulate(
@@ -170,6 +179,7 @@ def simulate(
     accesses = int(np.count_nonzero(measured))
     if accesses == 0:
         raise InputError("no access is left to measure; is --warm-until beyond the trace's end?")
+    require(policies)  # before a long run, not after it
     outcomes = []
     for capacity in capacities:
         belady: float | None = None

@@ -9,6 +9,9 @@ from __future__ import annotations
 import contextlib
 import gzip
 import lzma
+import math
+import zlib
+from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +36,7 @@ class Lines(Protocol):
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _XZ_MAGIC = b"\xfd7zXZ\x00"
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True)
@@ -81,37 +85,61 @@ def _opened(path: Path) -> Iterator[Lines]:
             yield file
 
 
-def _json_lines(file: Lines, path: Path) -> Iterator[tuple[int, Any]]:
+def _lines(file: Lines) -> Iterator[tuple[int, bytes]]:
+    """Yield (number from 1, line) of lines that are not blank; a byte order mark is left out."""
     for number, line in enumerate(file, start=1):
+        if number == 1 and line.startswith(_BYTE_ORDER_MARK):
+            line = line[len(_BYTE_ORDER_MARK) :]
         if line.strip():
-            try:
-                yield number, orjson.loads(line)
-            except orjson.JSONDecodeError as error:
-                raise InputError(f"{path}, line {number}: not JSON: {error}") from error
+            yield number, line
 
 
-def _read_ragpulse(file: Lines, path: Path) -> Iterator[_Request]:
-    for number, row in _json_lines(file, path):
+def _json_requests(
+    file: Lines, path: Path, kind: str, request_of: Callable[[Any], _Request]
+) -> Iterator[_Request]:
+    for number, line in _lines(file):
         try:
-            yield _Request(
-                float(row["timestamp"]), str(row["session_id"]), row["hash_ids"]["passages_ids"]
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"{path}, line {number}: not a RAGPulse request: {error}") from error
+            request = request_of(orjson.loads(line))
+        except orjson.JSONDecodeError as error:
+            raise InputError(f"{path}, line {number}: not JSON: {error}") from error
+        except KeyError as error:
+            raise InputError(
+                f"{path}, line {number}: not a {kind} request: {error} is missing"
+            ) from error
+        except (TypeError, ValueError) as error:
+            raise InputError(f"{path}, line {number}: not a {kind} request: {error}") from error
+        if not math.isfinite(request.time_s):
+            raise InputError(f"{path}, line {number}: timestamp {request.time_s} is no time")
+        yield request
 
 
-def _read_mooncake(file: Lines, path: Path) -> Iterator[_Request]:
-    for number, row in _json_lines(file, path):
-        try:
-            yield _Request(float(row["timestamp"]) / 1e3, None, row["hash_ids"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"{path}, line {number}: not a Mooncake request: {error}") from error
+def _key_list(value: Any) -> list[Any]:
+    """Return a list of keys as it is; null is an empty one."""
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise TypeError(f"hash_ids: expected a list, found {type(value).__name__}")
+    for key in value:
+        if type(key) is not int and type(key) is not str:
+            raise TypeError(f"hash_ids: expected numbers or names, found {type(key).__name__}")
+    return value
+
+
+def _ragpulse_request(row: Any) -> _Request:
+    session = row["session_id"]
+    return _Request(
+        float(row["timestamp"]),
+        None if session is None else str(session),
+        _key_list(row["hash_ids"]["passages_ids"]),
+    )
+
+
+def _mooncake_request(row: Any) -> _Request:
+    return _Request(float(row["timestamp"]) / 1e3, None, _key_list(row["hash_ids"]))
 
 
 def _read_events(file: Lines, path: Path) -> Iterator[_Request]:
-    for number, line in enumerate(file, start=1):
-        if not line.strip():
-            continue
+    for number, line in _lines(file):
         try:
             event = decode(line)
         except EventError as error:
@@ -124,28 +152,47 @@ def _read_events(file: Lines, path: Path) -> Iterator[_Request]:
 
 
 def _from_requests(requests: Iterator[_Request]) -> Trace:
-    rows = [request for request in requests if request.keys]
-    rows.sort(key=lambda request: request.time_s)  # stable: equal times keep the file's order
-    sizes = np.array([len(request.keys) for request in rows], dtype=np.int64)
-    keys, footprint = _numbered([key for request in rows for key in request.keys])
-    sessions: NDArray[np.int64] | None = None
-    if any(request.session is not None for request in rows):
-        numbers: dict[str, int] = {}
-        per_request = [
-            NO_SESSION if r.session is None else numbers.setdefault(r.session, len(numbers))
-            for r in rows
-        ]
-        sessions = np.repeat(np.array(per_request, dtype=np.int64), sizes)
-    times = np.repeat(np.array([request.time_s for request in rows], dtype=np.float64), sizes)
-    return Trace(keys, times, sessions, np.repeat(np.arange(len(rows)), sizes), footprint)
-
-
-def _numbered(names: list[Any]) -> tuple[NDArray[np.int64], int]:
     numbers: dict[Any, int] = {}
-    keys = np.fromiter(
-        (numbers.setdefault(name, len(numbers)) for name in names), np.int64, count=len(names)
+    session_numbers: dict[str, int] = {}
+    keys, sizes, sessions, times = array("q"), array("q"), array("q"), array("d")
+    for request in requests:
+        if request.keys:
+            keys.extend([numbers.setdefault(key, len(numbers)) for key in request.keys])
+            sizes.append(len(request.keys))
+            times.append(request.time_s)
+            name = request.session
+            known = len(session_numbers)
+            sessions.append(NO_SESSION if name is None else session_numbers.setdefault(name, known))
+    # Stable: equal times keep the file's order.
+    order = np.argsort(np.array(times), kind="stable")
+    lengths = np.array(sizes, dtype=np.int64)
+    starts = (np.cumsum(lengths) - lengths)[order]
+    lengths = lengths[order]
+    moved = np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
+    sorted_keys = np.array(keys, dtype=np.int64)[moved + np.arange(len(moved))]
+    per_request = np.array(sessions, dtype=np.int64)[order]
+    return Trace(
+        _by_first(sorted_keys)[0],
+        np.repeat(np.array(times)[order], lengths),
+        np.repeat(_sessions_by_first(per_request), lengths) if session_numbers else None,
+        np.repeat(np.arange(len(lengths)), lengths),
+        len(numbers),
     )
-    return keys, len(numbers)
+
+
+def _by_first(values: NDArray[Any]) -> tuple[NDArray[np.int64], int]:
+    """Number values 0, 1, 2, ... in the order of their first; return also how many there are."""
+    _, first, inverse = np.unique(values, return_index=True, return_inverse=True)
+    rank = np.empty(len(first), dtype=np.int64)
+    rank[np.argsort(first, kind="stable")] = np.arange(len(first))
+    return rank[inverse], len(first)
+
+
+def _sessions_by_first(sessions: NDArray[np.int64]) -> NDArray[np.int64]:
+    numbered = np.full(len(sessions), NO_SESSION, dtype=np.int64)
+    known = sessions != NO_SESSION
+    numbered[known] = _by_first(sessions[known])[0]
+    return numbered
 
 
 def _from_keys(keys: NDArray[np.int64], footprint: int) -> Trace:
@@ -154,9 +201,12 @@ def _from_keys(keys: NDArray[np.int64], footprint: int) -> Trace:
 
 def _read_lines(file: Lines, path: Path) -> Trace:
     del path
-    words = (line.split(None, 1) for line in file)
-    names = [word[0] for word in words if word and word[0] != b"*"]
-    return _from_keys(*_numbered(names))
+    numbers: dict[bytes, int] = {}
+    names = (line.split(None, 1)[0] for _, line in _lines(file))
+    keys = np.fromiter(
+        (numbers.setdefault(name, len(numbers)) for name in names if name != b"*"), np.int64
+    )
+    return _from_keys(keys, len(numbers))
 
 
 def _read_integers(file: Lines, path: Path, dtype: str) -> Trace:
@@ -164,17 +214,16 @@ def _read_integers(file: Lines, path: Path, dtype: str) -> Trace:
     size = np.dtype(dtype).itemsize
     if len(data) % size:
         raise InputError(f"{path}: {len(data)} bytes are no whole number of {size}-byte integers")
-    values = np.frombuffer(data, dtype=dtype)
-    _, first, inverse = np.unique(values, return_index=True, return_inverse=True)
-    order = np.argsort(first, kind="stable")
-    rank = np.empty(len(order), dtype=np.int64)
-    rank[order] = np.arange(len(order))
-    return _from_keys(rank[inverse], len(order))
+    return _from_keys(*_by_first(np.frombuffer(data, dtype=dtype)))
 
 
 _READERS: dict[str, Callable[[Lines, Path], Trace]] = {
-    "ragpulse": lambda file, path: _from_requests(_read_ragpulse(file, path)),
-    "mooncake": lambda file, path: _from_requests(_read_mooncake(file, path)),
+    "ragpulse": lambda file, path: _from_requests(
+        _json_requests(file, path, "RAGPulse", _ragpulse_request)
+    ),
+    "mooncake": lambda file, path: _from_requests(
+        _json_requests(file, path, "Mooncake", _mooncake_request)
+    ),
     "events": lambda file, path: _from_requests(_read_events(file, path)),
     "lines": _read_lines,
     "int32be": lambda file, path: _read_integers(file, path, ">i4"),
@@ -201,7 +250,7 @@ def read_trace(path: Path, trace_format: str) -> Trace:
     try:
         with _opened(path) as file:
             trace = reader(file, path)
-    except (EOFError, lzma.LZMAError, gzip.BadGzipFile) as error:
+    except (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error) as error:
         raise InputError(f"{path}: damaged compressed data: {error}") from error
     if not len(trace):
         raise InputError(f"{path}: no accesses found in format {trace_format!r}")

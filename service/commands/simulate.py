@@ -204,7 +204,7 @@ def _print_table(outcomes: Sequence[Outcome]) -> None:
     from rich.table import Table
 
     table = Table(box=box.SIMPLE, pad_edge=False)
-    table.add_column("capacity", justify="right")
+    table.add_column("capacity", justify="right", no_wrap=True)
     table.add_column("policy", no_wrap=True)
     for name in ("hit ratio", "of Belady", "MiB asked", "MiB ahead", "useful", "seconds"):
         table.add_column(name, justify="right")

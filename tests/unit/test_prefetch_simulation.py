@@ -5,14 +5,16 @@ from __future__ import annotations
 import gzip
 import json
 import lzma
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import structlog
 
-from stoker.errors import InputError
+from stoker.errors import InputError, UnavailableError
+from stoker.prefetch import simulation
 from stoker.prefetch.events import SEARCH_PERFORMED, encode, new_event
 from stoker.prefetch.references import next_accesses, reference
 from stoker.prefetch.simulation import measured_mask, parse_capacities, parse_policies, simulate
@@ -82,6 +84,13 @@ def test_integers_and_lines(tmp_path: Path) -> None:
     assert read_trace(path, "lines").keys.tolist() == [0, 1, 0, 2]
 
 
+def passages(ids: bytes, *, time: bytes = b'"1"') -> bytes:
+    """A line in the format of RAGPulse, of which a part may be wrong."""
+    return (
+        b'{"timestamp": ' + time + b', "session_id": "s", "hash_ids": {"passages_ids": ' + ids
+    ) + b"}}\n"
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -89,8 +98,20 @@ def test_integers_and_lines(tmp_path: Path) -> None:
         ("lines", b"\x1f\x8bbroken", "damaged"),
         ("lines", gzip.compress(b"1\n2\n" * 999)[:-9], "damaged"),
         ("int32be", b"12345", "whole number"),
-        ("ragpulse", b'{"timestamp": "1"}\n', "line 1"),
-        ("mooncake", b"{}\n{", "line 1"),
+        ("lines", b"\xef\xbb\xbf", "no accesses"),
+        ("ragpulse", b'{"timestamp": "1"}\n', "line 1.*'session_id' is missing"),
+        ("ragpulse", b"[1]\n", "line 1: not a RAGPulse request"),
+        ("ragpulse", passages(b"null"), "no accesses"),
+        ("ragpulse", passages(b'{"a": 1}'), "line 1.*expected a list, found dict"),
+        ("ragpulse", passages(b'"abc"'), "line 1.*expected a list, found str"),
+        ("ragpulse", passages(b"[1, [2]]"), "line 1.*numbers or names, found list"),
+        ("ragpulse", passages(b"[1, true]"), "line 1.*numbers or names, found bool"),
+        ("ragpulse", passages(b"[1]", time=b'"NaN"'), "line 1: timestamp nan is no time"),
+        ("ragpulse", passages(b"[1]", time=b'"inf"'), "line 1: timestamp inf is no time"),
+        ("ragpulse", passages(b"[1]", time=b"null"), "line 1"),
+        ("ragpulse", passages(b"[1]") + b"\n{broken\n", "line 3: not JSON"),
+        ("mooncake", b"{}\n{", "line 1: .*'timestamp' is missing"),
+        ("mooncake", passages(b"[1]"), "line 1.*expected a list, found dict"),
         ("events", b'{"specversion": "2"}\n', "line 1"),
         ("nothing", b"", "expected one of"),
     ],
@@ -102,6 +123,54 @@ def test_bad_traces_say_where(tmp_path: Path, name: str, content: bytes, message
         read_trace(path, name)
     with pytest.raises(InputError, match="cannot read"):
         read_trace(tmp_path / "missing", "lines")
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, lzma.compress])
+def test_damaged_compressed_traces_never_surprise(
+    tmp_path: Path, pack: Callable[[bytes], bytes]
+) -> None:
+    """Cut anywhere, or with one bit turned: read as it was, or refused."""
+    rng = np.random.default_rng(3)
+    whole = b"".join(b"%d\n" % key for key in rng.integers(0, 500, 800))
+    packed = pack(whole)
+    path = tmp_path / "trace"
+    path.write_bytes(packed)
+    expected = read_trace(path, "lines").keys.tolist()
+    refused = []
+    for turn in range(150):
+        data = bytearray(packed)
+        at = int(rng.integers(6, len(data)))
+        if turn % 2:
+            data[at] ^= 1 << int(rng.integers(8))
+        else:
+            del data[at:]
+        path.write_bytes(data)
+        try:
+            assert read_trace(path, "lines").keys.tolist() == expected
+        except InputError as error:
+            refused.append(str(error))
+    assert len(refused) > 75
+    assert all("damaged compressed data" in reason for reason in refused)
+
+
+def test_a_byte_order_mark_and_windows_lines_change_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    path.write_bytes(b"\xef\xbb\xbf1\r\n2\r\n1")
+    assert read_trace(path, "lines").keys.tolist() == [0, 1, 0]
+    path.write_bytes(b"\xef\xbb\xbf" + ragpulse_row(3, "a", [5, 7]).encode())
+    assert read_trace(path, "ragpulse").footprint == 2
+
+
+def test_requests_without_a_session_have_none(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    rows = [ragpulse_row(3, "a", [5]), ragpulse_row(1, "b", [6, 5])]
+    path.write_text("\n".join([*rows, rows[0].replace('"a"', "null")]))
+    trace = read_trace(path, "ragpulse")
+    assert trace.keys.tolist() == [0, 1, 1, 1]
+    assert trace.sessions is not None
+    assert trace.sessions.tolist() == [0, 0, 1, -1]
+    path.write_text(rows[0].replace('"a"', "null"))
+    assert read_trace(path, "ragpulse").sessions is None
 
 
 def key_trace(keys: list[int]) -> Trace:
@@ -140,10 +209,42 @@ def test_lfu_decay_and_area_are_ours() -> None:
     assert reference("area", 5).run(keys).sum() >= 3
 
 
+@pytest.mark.parametrize("capacity", [1, 2, 5, 6, 9, 10, 19, 20, 400, 1 << 40])
+def test_every_policy_takes_any_room(capacity: int) -> None:
+    """A child process would be needed to see it fail: the library ends the process it is in."""
+    rng = np.random.default_rng(8)
+    trace = key_trace((rng.zipf(1.3, 800) % 60).tolist())
+    outcomes = simulate(
+        trace,
+        policies=parse_policies("all"),
+        capacities=[capacity],
+        measured=measured_mask(trace, None),
+    )
+    assert min(outcome.hit_ratio for outcome in outcomes) > 0.0
+    if capacity >= 60:
+        assert {outcome.hits for outcome in outcomes} == {800 - trace.footprint}
+
+
+@pytest.mark.parametrize("names", ["all", "stoker,lru"])
+def test_a_missing_library_is_named_before_anything_runs(
+    monkeypatch: pytest.MonkeyPatch, names: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "libcachesim", None)
+    monkeypatch.setattr(simulation, "run_stoker", None)  # would fail if it were called
+    trace = key_trace([0, 1, 0, 1] * 9)
+    with pytest.raises(UnavailableError, match="pip install libcachesim"):
+        simulate(
+            trace,
+            policies=parse_policies(names),
+            capacities=[30],
+            measured=measured_mask(trace, None),
+        )
+
+
 def test_capacities_policies_and_warm_until() -> None:
     assert parse_capacities("100, 5%", 400) == [100, 20]
     assert parse_capacities("0.01%", 400) == [1]
-    for bad in ("0", "x", "-5%", "", "1.5", "nan%"):
+    for bad in ("0", "x", "-5%", "", "1.5", "nan%", "9" * 20, "10,"):
         with pytest.raises(InputError):
             parse_capacities(bad, 400)
     assert parse_policies("stoker,lru,lru") == ["stoker", "lru"]
@@ -156,7 +257,8 @@ def test_capacities_policies_and_warm_until() -> None:
     timed = Trace(trace.keys, np.array([0.0, 60.0, 120.0, 7200.0]), None, trace.requests, 2)
     assert measured_mask(timed, "2h").tolist() == [False, False, False, True]
     assert measured_mask(timed, "60").tolist() == [False, True, True, True]
-    for bad in ("2h", "soon", "x%"):
+    assert measured_mask(trace, "50%").tolist() == [False, False, True, True]
+    for bad in ("2h", "soon", "x%", "", "nan", "inf", "nan%", "-5", "-1%"):
         with pytest.raises(InputError):
             measured_mask(trace, bad)
     with pytest.raises(InputError, match="no access is left"):
@@ -181,7 +283,25 @@ def test_command_prints_json_and_a_table(
     result = json.loads(capsys.readouterr().out)
     assert result["accesses"] == 180
     assert [r["policy"] for r in result["results"]] == ["stoker", "lru", "belady"]
-    assert set(result["results"][0]["prefetch"]) >= {"useful", "late", "unused", "polluting"}
+    # What reads this output relies on these names.
+    assert set(result) == {"trace", "accesses", "footprint", "requests", "results"}
+    assert set(result["results"][0]) == {
+        "policy",
+        "capacity",
+        "accesses",
+        "hits",
+        "loads_demand",
+        "loads_ahead",
+        "hit_ratio",
+        "belady_share",
+        "bytes_demand",
+        "bytes_ahead",
+        "prefetch",
+        "switches",
+        "seconds",
+    }
+    ends = {"issued", "useful", "late", "unused", "polluting", "pending"}
+    assert set(result["results"][0]["prefetch"]) == ends
     assert main([*arguments, "--policy", "stoker"]) == 0
     assert "Belady" in capsys.readouterr().out
     assert main([*arguments[:-1], "none"]) == 3
