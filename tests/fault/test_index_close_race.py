@@ -151,6 +151,7 @@ def test_the_short_way_is_whole_beside_changes_merges_and_the_close(
     settings = IndexSettings(merge_rows=0)
     for _ in range(SHORT_WAY_ROUNDS):
         collection = Collection(path, "rw", settings=settings)
+        collection.merge(full=True)  # What the round before has left unmerged.
         for batch in collection.unit_batches({}):
             collection.load_units(batch.kind, batch.units)
         collection.search(far, 5)
