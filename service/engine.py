@@ -353,6 +353,8 @@ class Engine:
         self.metrics.search_seconds.observe(self._monotonic() - mark)
         self.metrics.search_pages.observe(int(hits.pages_read))
         self.metrics.read_bytes.inc(int(hits.bytes_read))
+        if hits.completeness < 1.0:
+            self.metrics.incomplete.inc()
         self._warmup.measure()
         return hits
 

@@ -29,6 +29,7 @@ class ShownParts:
         for kind in residency.kinds:
             metrics.resident_bytes.labels(kind.kind).set(kind.resident_bytes)
             metrics.size_bytes.labels(kind.kind).set(kind.pages * kind.page_bytes)
+            metrics.damaged_pages.labels(kind.kind).set(kind.quarantined)
         metrics.documents.set(parts.index.count)
         metrics.generation.set(parts.index.generation)
         with self._lock:  # one reader at a time moves the counters

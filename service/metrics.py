@@ -104,6 +104,17 @@ class Metrics:
             ("kind",),
             registry=registry,
         )
+        self.damaged_pages = Gauge(
+            "stoker_index_damaged_pages",
+            "Pages that failed their checksum twice and are left out, by kind of page",
+            ("kind",),
+            registry=registry,
+        )
+        self.incomplete = Counter(
+            "stoker_index_incomplete_answers_total",
+            "Searches that did without something that they wanted: damaged, or not there in time",
+            registry=registry,
+        )
         self.documents = Gauge(
             "stoker_index_live_documents", "Documents that a search can find", registry=registry
         )

@@ -145,7 +145,7 @@ class BruteIndex:
         return 900 * self.searches, 100 * self.searches
 
     def resident(self) -> Residency:
-        kinds = (KindResidency("links", 10, 4, 0, 0, 4096),)
+        kinds = (KindResidency("links", 10, 4, 0, 3, 4096),)
         return Residency(kinds, (0.4,), 40_960, 16_384, 1 << 20)
 
     def close(self) -> None:
@@ -738,8 +738,10 @@ def test_the_metrics_page_shows_what_happened(tmp_path: Path) -> None:
     bench.find()
     bench.published()
     page = bench.engine.metrics_page().decode()
+    assert "stoker_index_incomplete_answers_total 0.0" in page
     for line in (
         'stoker_index_resident_bytes{kind="links"} 16384.0',
+        'stoker_index_damaged_pages{kind="links"} 3.0',
         "stoker_index_live_documents 1.0",
         'stoker_index_written_documents_total{operation="upsert"} 1.0',
         "stoker_service_published_events_total 2.0",
@@ -748,6 +750,9 @@ def test_the_metrics_page_shows_what_happened(tmp_path: Path) -> None:
     ):
         assert line in page
     assert "stoker_service_published_events_total 2.0" in bench.engine.metrics_page().decode()
+    bench.index.completeness = 0.5
+    bench.find()
+    assert "stoker_index_incomplete_answers_total 1.0" in bench.engine.metrics_page().decode()
 
 
 def test_parts_that_hang_share_the_time_for_closing() -> None:
