@@ -37,7 +37,15 @@ from stoker.service import (
 )
 from stoker.service.admission import Lane
 from stoker.service.body_budget import BodyBudget
-from stoker.service.connections import REFUSALS, OurFaults, ProblemRunner
+from stoker.service.connections import (
+    CONNECTIONS,
+    REFUSALS,
+    AcceptFaults,
+    OpenConnections,
+    OurFaults,
+    ProblemRunner,
+    connections_possible,
+)
 from stoker.service.engine import Engine
 from stoker.service.problems import KeyMissing
 from stoker.service.refusals import Refusals
@@ -69,6 +77,7 @@ def make_app(engine: Engine, settings: ServiceSettings) -> web.Application:
     )
     app[ENGINE] = engine
     app[REFUSALS] = refusals
+    app[CONNECTIONS] = OpenConnections(settings.connections_max)
     app[BODIES] = Bodies(
         search=BodyBudget("search", bytes_max=settings.bodies_bytes_max),
         write=BodyBudget("write", bytes_max=settings.bodies_bytes_max),
@@ -210,6 +219,8 @@ async def serve(
     finished = True
     loop = asyncio.get_running_loop()
     app = make_app(engine, settings)
+    app[CONNECTIONS].count_max = connections_possible(settings.connections_max)
+    loop.set_exception_handler(AcceptFaults())
     runner = ProblemRunner(app, shutdown_timeout=1.0, keepalive_timeout=settings.connection_idle_s)
     try:
         await runner.setup()

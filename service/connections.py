@@ -8,15 +8,26 @@ scan must not fill the log. So its connection and its runner are ours from where
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
-from typing import Any
+import resource
+import time
+from typing import Any, Final
 
 import structlog
 from aiohttp import http_exceptions, web
 
+from stoker.service.problems import TooManyRequests
 from stoker.service.refusals import Refusals
 
 log = structlog.get_logger(__name__)
+
+# Files of the process that are no connections: the index, the log, the state, libraries.
+_FILES_KEPT: Final = 256
+_CONNECTIONS_MIN: Final = 16
+_REFUSED_S: Final = 1.0  # how long a refused client may take to send its request and read why
+_SAID_AGAIN_S: Final = 60.0
+_OUT_OF_FILES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 REFUSALS: web.AppKey[Refusals] = web.AppKey("refusals", Refusals)
 
@@ -34,6 +45,56 @@ class OurFaults(logging.Filter):
         return False
 
 
+class OpenConnections:
+    """How many connections are open, and how many may be. Used from one event loop."""
+
+    def __init__(self, count_max: int) -> None:
+        self.count = 0
+        self.count_max = count_max
+
+
+CONNECTIONS: web.AppKey[OpenConnections] = web.AppKey("connections", OpenConnections)
+
+
+def connections_possible(wanted: int) -> int:
+    """Return how many connections the process can have, at most ``wanted``.
+
+    A connection is a file. The process's own limit is raised as far as the system lets it; where
+    that is too low the bound is lowered, said in the log: without files no page could be read.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = wanted + _FILES_KEPT
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return wanted
+    possible = min(wanted, max(_CONNECTIONS_MIN, soft - _FILES_KEPT))
+    log.warning("service.connections_lowered", wanted=wanted, possible=possible, files_max=soft)
+    return possible
+
+
+class AcceptFaults:
+    """A loop's handler of errors: that no connection could be accepted is said once a minute.
+
+    The loop tries again each second, and brings a traceback for each place in its backlog.
+    """
+
+    def __init__(self) -> None:
+        self._said_s = float("-inf")
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Handle what the loop could not."""
+        error = context.get("exception")
+        if not isinstance(error, OSError) or error.errno not in _OUT_OF_FILES:
+            loop.default_exception_handler(context)
+            return
+        now_s = time.monotonic()
+        if now_s - self._said_s >= _SAID_AGAIN_S:
+            self._said_s = now_s
+            log.error("service.connections_unaccepted", reason=error.strerror)
+
+
 class ProblemRunner(web.AppRunner):
     """Runs an application of `service.app` on connections that answer in problem documents."""
 
@@ -43,13 +104,22 @@ class ProblemRunner(web.AppRunner):
 
     async def _make_server(self) -> web.Server:
         server = await super()._make_server()
-        return _Server(server, self.app[REFUSALS], keepalive_s=self._keepalive_s)
+        return _Server(
+            server, self.app[REFUSALS], self.app[CONNECTIONS], keepalive_s=self._keepalive_s
+        )
 
 
 class _Server(web.Server):
-    """Makes a connection for each client."""
+    """Makes a connection for each client, within the bound."""
 
-    def __init__(self, inner: web.Server, refusals: Refusals, *, keepalive_s: float) -> None:
+    def __init__(
+        self,
+        inner: web.Server,
+        refusals: Refusals,
+        connections: OpenConnections,
+        *,
+        keepalive_s: float,
+    ) -> None:
         async def handle(request: web.BaseRequest) -> web.StreamResponse:
             try:
                 return await inner.request_handler(request)
@@ -58,18 +128,60 @@ class _Server(web.Server):
 
         super().__init__(handle, request_factory=inner.request_factory)
         self._refusals = refusals
+        self._open = connections
         self._keepalive_s = keepalive_s
 
-    def __call__(self) -> web.RequestHandler:
-        return _Connection(self, self._refusals, keepalive_s=self._keepalive_s)
+    def __call__(self) -> web.RequestHandler | _RefusedConnection:  # type: ignore[override]
+        if self._open.count >= self._open.count_max:
+            return _RefusedConnection(self._refusals, self._open.count_max)
+        return _Connection(self, self._refusals, self._open, keepalive_s=self._keepalive_s)
+
+
+class _RefusedConnection(asyncio.Protocol):
+    """A connection too many: its first bytes are answered with the reason, and it ends."""
+
+    def __init__(self, refusals: Refusals, count_max: int) -> None:
+        self._refusals = refusals
+        self._count_max = count_max
+        self._answered = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        loop = asyncio.get_running_loop()
+        self._end = loop.call_later(_REFUSED_S, transport.abort)
+
+    def data_received(self, data: bytes) -> None:
+        # What comes after the first bytes is read and dropped: to close over it would reset the
+        # connection, and take the answer from the client.
+        if not self._answered:
+            self._answered = True
+            error = TooManyRequests(
+                f"{self._count_max} connections are open, which is the limit "
+                "(service.connections_max, or the files that the process may open)",
+                where="connection",
+                action="retry after the seconds in Retry-After; keep connections, and use fewer",
+            )
+            self._transport.write(self._refusals.bare_answer(error))
+            self._transport.write_eof()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end.cancel()
 
 
 class _Connection(web.RequestHandler):
     """One client's connection."""
 
-    __slots__ = ("_refusals",)
+    __slots__ = ("_counted", "_open", "_refusals")
 
-    def __init__(self, server: web.Server, refusals: Refusals, *, keepalive_s: float) -> None:
+    def __init__(
+        self,
+        server: web.Server,
+        refusals: Refusals,
+        connections: OpenConnections,
+        *,
+        keepalive_s: float,
+    ) -> None:
         super().__init__(
             server,
             loop=asyncio.get_running_loop(),
@@ -77,6 +189,21 @@ class _Connection(web.RequestHandler):
             access_log=None,  # type: ignore[arg-type]
         )
         self._refusals = refusals
+        self._open = connections
+        self._counted = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Count it in."""
+        super().connection_made(transport)
+        self._counted = True
+        self._open.count += 1
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Count it out."""
+        if self._counted:
+            self._counted = False
+            self._open.count -= 1
+        super().connection_lost(exc)
 
     def handle_error(
         self,

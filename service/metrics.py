@@ -60,6 +60,9 @@ class Metrics:
             ("lane",),
             registry=registry,
         )
+        self.connections = Gauge(
+            "stoker_service_open_connections", "Connections of clients", registry=registry
+        )
         self.body_bytes = Gauge(
             "stoker_service_body_bytes",
             "Bytes of request bodies that are being worked on, by lane",

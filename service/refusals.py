@@ -7,6 +7,7 @@ of ours brings a traceback.
 from __future__ import annotations
 
 import uuid
+from http import HTTPStatus
 
 import orjson
 import structlog
@@ -54,6 +55,23 @@ class Refusals:
         response.headers["X-Request-Id"] = request_id
         self._count(request, _UNMATCHED, response.status, 0.0)
         return response
+
+    def bare_answer(self, error: StokerError) -> bytes:
+        """Return the whole answer, as it goes over the wire, for a connection that has no request.
+
+        Nothing is logged: where there are too many connections, a line for each is a flood.
+        """
+        problem = problem_of(error, uuid.uuid4().hex)
+        self._metrics.refused.labels(problem.kind).inc()
+        self._metrics.requests.labels(_UNMATCHED, "other", str(problem.status)).inc()
+        body = orjson.dumps(problem.to_dict())
+        head = (
+            f"HTTP/1.1 {problem.status} {HTTPStatus(problem.status).phrase}\r\n"
+            f"Content-Type: {CONTENT_TYPE}\r\nContent-Length: {len(body)}\r\n"
+            f"Retry-After: {self._retry_after_s}\r\nX-Request-Id: {problem.request_id}\r\n"
+            "Connection: close\r\n\r\n"
+        )
+        return head.encode() + body
 
     def count(self, request: web.Request, status: int, seconds: float) -> None:
         """Count a request that is answered."""

@@ -10,6 +10,7 @@ import orjson
 import yaml
 from aiohttp import web
 
+from stoker.service.connections import CONNECTIONS
 from stoker.service.metrics import CONTENT_TYPE
 from stoker.service.request_state import BODIES, ENGINE, LANES, encode, json_response
 
@@ -47,6 +48,7 @@ async def _metrics(request: web.Request) -> web.StreamResponse:
     engine = request.app[ENGINE]
     for lane in request.app[LANES].each():
         engine.metrics.pending.labels(lane.name).set(lane.pending)
+    engine.metrics.connections.set(request.app[CONNECTIONS].count)
     for budget in request.app[BODIES].each():
         engine.metrics.body_bytes.labels(budget.name).set(budget.held_bytes)
     # In a thread: what is resident is counted in the page pool, under its lock.

@@ -134,6 +134,13 @@ class ServiceSettings:
             "first"
         },
     )
+    connections_max: int = dataclasses.field(
+        default=1_000,
+        metadata={
+            "help": "connections open at once; more are answered 429; each may hold two buffers of "
+            "64 KiB, so that these bound 128 MiB; lower where the process may open fewer files"
+        },
+    )
     write_deadline_s: float = dataclasses.field(
         default=30.0,
         metadata={"help": "how long a write may wait for the disk or the broker, s"},
@@ -359,9 +366,9 @@ class ServiceSettings:
     def __post_init__(self) -> None:
         for name in (
             "body_bytes_max", "bodies_bytes_max", "batch_max", "k_max", "searches_queued_max",
-            "writes_queued_max", "deadline_ms_default", "deadline_ms_max", "retry_after_s",
-            "event_partitions", "event_queue_max", "event_bytes_max", "event_retention_bytes",
-            "kafka_spool_bytes_max",
+            "writes_queued_max", "connections_max", "deadline_ms_default", "deadline_ms_max",
+            "retry_after_s", "event_partitions", "event_queue_max", "event_bytes_max",
+            "event_retention_bytes", "kafka_spool_bytes_max",
         ):  # fmt: skip
             if getattr(self, name) < 1:
                 raise ConfigError(f"service.{name} is {getattr(self, name)}; it must be at least 1")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import re
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -378,6 +379,37 @@ async def test_bodies_share_a_bound(start: Start) -> None:
     page = await page_of(client, engine)
     assert 'stoker_service_body_bytes{lane="write"} 0.0' in page
     assert 'stoker_service_refused_requests_total{reason="bodies-full"} 2.0' in page
+
+
+async def test_a_connection_too_many_is_told_so(start: Start) -> None:
+    client, _ = await start(connections_max=2, retry_after_s=3)
+    assert client.server is not None
+    assert client.server.port is not None
+    get = b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"
+    kept = []
+    for count in (1, 2):
+        reader, writer = await asyncio.open_connection("127.0.0.1", client.server.port)
+        writer.write(get)
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = re.search(rb"Content-Length: (\d+)", head)
+        assert length is not None
+        page = await reader.readexactly(int(length[1]))
+        assert b"stoker_service_open_connections %d.0" % count in page
+        kept.append(writer)
+    answer = await exchange(client, get)
+    assert answer.startswith(b"HTTP/1.1 429 Too Many Requests\r\n")
+    assert b"\r\nRetry-After: 3\r\n" in answer
+    found = json.loads(answer.partition(b"\r\n\r\n")[2])
+    assert found["type"] == "urn:stoker:problem:too-many-requests"
+    assert "service.connections_max" in found["detail"]
+    kept[0].close()
+    await kept[0].wait_closed()
+    counted = b""
+    while not counted.startswith(b"HTTP/1.1 200"):  # until the server knows of it too
+        counted = await exchange(client, get.replace(b"Host: a", b"Host: a\r\nConnection: close"))
+    assert b'requests_total{method="other",route="unmatched",status="429"}' in counted
+    kept[1].close()
+    await kept[1].wait_closed()
 
 
 async def test_a_packed_body_counts_unpacked(start: Start) -> None:
