@@ -16,7 +16,7 @@ import math
 import random
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
@@ -249,9 +249,9 @@ def search_call(
 def upsert_call(
     documents: Sequence[Document | Mapping[str, Any]], tenant: str | None
 ) -> Call[WriteAnswer]:
-    """Make an upsert's request."""
+    """Make an upsert's request. Raises InputError for what is no list of documents."""
     rows = []
-    for document in documents:
+    for document in _listed(documents, "documents", "documents"):
         if isinstance(document, Document):
             row: dict[str, Any] = {"id": document.id}
             for name in ("text", "vector"):
@@ -261,7 +261,7 @@ def upsert_call(
                 row["metadata"] = dict(document.metadata)
             rows.append(row)
         else:
-            rows.append(dict(document))
+            rows.append(dict(_mapping(document, f"/documents/{len(rows)}")))
     body: dict[str, Any] = {"documents": rows}
     if tenant is not None:
         body["tenant"] = tenant
@@ -269,9 +269,9 @@ def upsert_call(
 
 
 def delete_call(document_id: str, tenant: str | None) -> Call[WriteAnswer]:
-    """Make a delete's request. Raises InputError for an empty id."""
-    if not document_id:
-        raise InputError("a document id is empty")
+    """Make a delete's request. Raises InputError for an id that is empty or no text."""
+    if not isinstance(document_id, str) or not document_id:
+        raise InputError(f"document_id: expected text that is not empty, found {document_id!r:.40}")
     path = f"/v1/documents/{quote(document_id, safe='')}"
     if tenant is not None:
         path += f"?tenant={quote(tenant, safe='')}"
@@ -279,10 +279,13 @@ def delete_call(document_id: str, tenant: str | None) -> Call[WriteAnswer]:
 
 
 def events_call(events: Sequence[Mapping[str, Any]]) -> Call[EventsAnswer]:
-    """Make the request for CloudEvents; one without an id or time is given them."""
-    batch = []
-    for event in events:
-        row = {"specversion": "1.0", "source": "/stoker/sdk", **event}
+    """Make the request for CloudEvents; one without an id or time is given them.
+
+    Raises InputError for what is no list of events.
+    """
+    batch: list[dict[str, Any]] = []
+    for event in _listed(events, "events", "events"):
+        row = {"specversion": "1.0", "source": "/stoker/sdk", **_mapping(event, f"/{len(batch)}")}
         row.setdefault("id", uuid.uuid4().hex)
         row.setdefault("time", datetime.now(UTC).isoformat().replace("+00:00", "Z"))
         batch.append(row)
@@ -298,8 +301,8 @@ def events_call(events: Sequence[Mapping[str, Any]]) -> Call[EventsAnswer]:
 def used_event(
     chunk_ids: Sequence[str], *, tenant: str | None, session: str | None, route: str | None
 ) -> dict[str, Any]:
-    """Make the event that says which results were used."""
-    data: dict[str, Any] = {"chunk_ids": list(chunk_ids)}
+    """Make the event that says which results were used. Raises InputError for one id alone."""
+    data: dict[str, Any] = {"chunk_ids": list(_listed(chunk_ids, "chunk_ids", "ids"))}
     if tenant is not None:
         data["tenant"] = tenant
     if session is not None:
@@ -388,6 +391,19 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Sequence):
         return list(value)
     raise TypeError(f"{type(value).__name__} is no JSON value")
+
+
+def _listed(items: Iterable[T], name: str, of: str) -> Iterable[T]:
+    """Return ``items``, unless they are one text or mapping: its letters or keys would be taken."""
+    if isinstance(items, str | bytes | Mapping) or not isinstance(items, Iterable):
+        raise InputError(f"{name}: expected a list of {of}, found one {type(items).__name__}")
+    return items
+
+
+def _mapping(item: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(item, Mapping):
+        raise InputError(f"{where}: expected a mapping, found {type(item).__name__}")
+    return item
 
 
 def _reader(answer: Any) -> Callable[[Reply], Any]:

@@ -32,6 +32,7 @@ from stoker.service.wire import (
     ready_call,
     search_call,
     upsert_call,
+    used_event,
     warmup_call,
 )
 
@@ -201,6 +202,26 @@ def test_documents_are_written_from_records_and_mappings() -> None:
     }
     with pytest.raises(InputError, match="JSON"):
         dumps({"a": object()})
+
+
+def test_one_thing_is_no_list_of_them() -> None:
+    """A text is a sequence of texts: the letters of an id would have been marked as used."""
+    odd: Any
+    for odd in ("abc", b"abc", {"id": "x"}, 7, None):
+        with pytest.raises(InputError, match="chunk_ids: expected a list of ids"):
+            used_event(odd, tenant=None, session=None, route=None)
+        with pytest.raises(InputError, match="events: expected a list of"):
+            events_call(odd)
+        with pytest.raises(InputError, match="documents: expected a list of"):
+            upsert_call(odd, None)
+    for odd in (["x"], [7]):
+        with pytest.raises(InputError, match="/documents/0: expected a mapping"):
+            upsert_call(odd, None)
+        with pytest.raises(InputError, match="/0: expected a mapping"):
+            events_call(odd)
+    for odd in (5, "", None, b"x"):
+        with pytest.raises(InputError, match="document_id: expected text"):
+            delete_call(odd, None)
 
 
 def test_an_id_is_escaped_in_a_path() -> None:
