@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from stoker.errors import CorruptError
 from stoker.index.document_values import Change, DocumentId
+from stoker.index.equal_rows import first_of_equals
 from stoker.index.exact import Metric, row_terms, score_pairs, search_exact, top, unit_rows
 from stoker.index.filters import Fields, Filter, flatten, matches
 from stoker.index.hub_rows import hubs_last
@@ -35,6 +36,8 @@ _EF_CONSTRUCTION: Final = 100
 _EF_SEARCH: Final = 128
 _FILTERS_KEPT_MAX: Final = 64
 _PROBES: Final = 64
+# A block whose walks reach less than that is scanned, which takes four times as long.
+_RECALL_LOW_MIN: Final = 0.7
 _BLOCK_STEP: Final = 256
 _PROBE_K: Final = 10
 
@@ -49,7 +52,7 @@ class Block:
 
     start: int
     stop: int
-    graph: Any  # hnswlib.Index; labels are row numbers.
+    graph: Any  # hnswlib.Index; labels are row numbers. None: it would lose too much.
     recall_low: float  # Recall@10 that 95 % of queries which the graph never saw reached.
 
 
@@ -136,7 +139,7 @@ class DeltaView:
         size = block.stop - block.start
         # Share of usable rows tells how many to ask for so that about k of them are usable.
         wanted = min(size, max(k, int(1.5 * k * size / max(1, left))), _EF_SEARCH)
-        if k <= _EF_SEARCH and left * 2 >= size:
+        if block.graph is not None and k <= _EF_SEARCH and left * 2 >= size:
             labels, _ = block.graph.knn_query(query[None], k=wanted, num_threads=1)
             near_rows: NDArray[np.int64] = labels[0].astype(np.int64)
             near_rows = near_rows[usable[near_rows]]
@@ -298,6 +301,10 @@ class Delta:
         stop = start + BLOCK_ROWS
         if view.count < stop + _PROBES:
             return False
+        if first_of_equals(view.vectors[start:stop], metric="l2", group_max=2 * _M) is not None:
+            # Walks would be caught among the copies.
+            self._add_block(Block(start, stop, None, 1.0))
+            return True
         graph = hnswlib.Index(space=self._metric, dim=self._dim)
         graph.init_index(max_elements=BLOCK_ROWS, M=_M, ef_construction=_EF_CONSTRUCTION)
         graph.set_ef(_EF_SEARCH)
@@ -310,9 +317,14 @@ class Delta:
             part = rows[first : first + _BLOCK_STEP]
             graph.add_items(view.vectors[part], part, num_threads=1)
         recall_low = self._recall_low(graph, view, start, stop)
-        with self._blocks_lock:
-            self._blocks = (*self._blocks, Block(start, stop, graph, recall_low))
+        if recall_low < _RECALL_LOW_MIN:
+            graph, recall_low = None, 1.0
+        self._add_block(Block(start, stop, graph, recall_low))
         return True
+
+    def _add_block(self, block: Block) -> None:
+        with self._blocks_lock:
+            self._blocks = (*self._blocks, block)
 
     def _recall_low(self, graph: Any, view: DeltaView, start: int, stop: int) -> float:
         """Measure the walk against a scan, with the rows behind the block as its questions."""

@@ -57,17 +57,36 @@ def test_zero_vectors_hide_nobody_under_l2(tmp_path: Path, zeros: int) -> None:
         assert np.count_nonzero(nearest < zeros) == min(zeros, 10)
 
 
-def test_zero_vectors_among_changes_hide_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delta_module, "BLOCK_ROWS", 2000)
-    vectors = clusters(np.random.default_rng(SEED + 1), 2000 + delta_module._PROBES)
-    vectors[:4] = 0
+@pytest.mark.parametrize("zeros", [4, 300])
+def test_zero_vectors_among_changes_hide_nobody(
+    zeros: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delta_module, "BLOCK_ROWS", 1500)
+    vectors = clusters(np.random.default_rng(SEED + 1), 1500 + delta_module._PROBES)
+    vectors[:zeros] = 0
     delta = Delta(DIM, "l2")
     delta.apply(
         [Change(i + 1, "default", i, False, None, {}, vector) for i, vector in enumerate(vectors)]
     )
     assert delta.build_block(delta.view())
-    found, _ = delta.view().search(vectors[4:204], 10, None)
-    assert others_found(vectors, np.arange(4), found, 200) > 0.97
+    view = delta.view()
+    assert (view.blocks[0].graph is None) == (zeros > 2 * delta_module._M)
+    found, _ = view.search(vectors[zeros : zeros + 200], 10, None)
+    assert others_found(vectors, np.arange(zeros), found, 200) > 0.97
+    assert not delta.build_block(delta.view())
+
+
+def test_a_graph_that_finds_too_little_is_not_walked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delta_module, "BLOCK_ROWS", 256)
+    monkeypatch.setattr(Delta, "_recall_low", lambda *_: 0.4)
+    vectors = clusters(np.random.default_rng(SEED + 3), 400)
+    delta = Delta(DIM, "cosine")
+    delta.apply([Change(i + 1, "default", i, False, None, {}, v) for i, v in enumerate(vectors)])
+    assert delta.build_block(delta.view())
+    view = delta.view()
+    assert view.blocks[0].graph is None
+    assert view.blocks[0].recall_low == 1.0
+    assert view.search(vectors[:50], 1, None)[0][:, 0].tolist() == list(range(50))
 
 
 @pytest.mark.parametrize(("copies", "graph"), [(8, "taken"), (200, "built")])
