@@ -504,6 +504,12 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+def test_a_terminal_that_closes_ends_a_server_in_order(started: Any) -> None:
+    server = started("--set", "service.warm=none")
+    assert server.stop(signal.SIGHUP) == 0
+    assert server.lines[-1]["event"] == "stopped"
+
+
 def test_a_search_that_hangs_does_not_keep_a_server_from_ending(tmp_path: Path) -> None:
     """As on a device that no longer answers: the thread never comes back, and SIGTERM must work."""
     server = Server(
