@@ -206,7 +206,7 @@ async def serve(
     """Start the engine and serve until SIGTERM, SIGINT or SIGHUP (or ``stop``), then drain it.
 
     A terminal that closes sends SIGHUP: it ends a server as orderly as the others, and not at all
-    where it is ignored.
+    where it is ignored from the start.
 
     Args:
         listening: Called once with the host and the real port, when the port is open.
@@ -233,9 +233,11 @@ async def serve(
         except OSError as error:
             raise _not_listening(settings, error) from error
         engine.start()  # after the port is ours: a server that cannot listen has nothing to warm
-        for signal_number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            if signal.getsignal(signal_number) is not signal.SIG_IGN:  # as under nohup
-                loop.add_signal_handler(signal_number, stop.set)
+        ending = [signal.SIGTERM, signal.SIGINT]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as it is under nohup
+            ending.append(signal.SIGHUP)
+        for signal_number in ending:
+            loop.add_signal_handler(signal_number, stop.set)
         listening(settings.host, _port_of(runner))
         await stop.wait()
         finished = await _drain(engine, app[LANES], site, settings)
