@@ -85,6 +85,7 @@ class Arena:
         self._sample_below = int(share * _SAMPLE_SPACE)
         mini = max(1, round(capacity * share))
         self._minis: list[Candidate] = [policy(mini) for policy in self._types]
+        self._mini_access = [mini.access for mini in self._minis]
         self._forecast: ForecastCache | None = None
         self.names: tuple[str, ...] = tuple(policy.name for policy in self._types)
         count = len(self.names)
@@ -152,21 +153,29 @@ class Arena:
             Whether it hit, whether the key was admitted by a miss, and the key that made room.
         """
         self.accesses += 1
-        sampled = not self._sampling or _sample_point(key) < self._sample_below
+        sampling = self._sampling
+        sampled = not sampling or _sample_point(key) < self._sample_below
         if sampled:
-            self._compare(key)
+            block, at = self._block_hits, 0
+            for access in self._mini_access:
+                if access(key):
+                    block[at] += 1
+                at += 1
+            if self._forecast is not None and self._forecast.access(key):
+                block[at] += 1
+            self._sampled += 1
         elif self._forecast is not None:
             self._forecast.access(key)
-        forecast_acts = self.forecast_acts
-        if not forecast_acts:
+        if self._active < len(self._minis):
             full = self._full
-            if self._sampling:
+            if sampling:
                 full.access(key)
             gone = full.gone
             if gone is not None and gone != key and gone in self.resident:
                 self._orphans[gone] = None
         result = self._serve(key)
-        self.refetched = []
+        if self.refetched:
+            self.refetched = []
         if result[0]:
             self.real_hits += 1
         elif self._wanted:
@@ -174,16 +183,6 @@ class Arena:
         if sampled and self._sampled % self._block == 0:
             self._judge()
         return result
-
-    def _compare(self, key: Hashable) -> None:
-        block, at = self._block_hits, 0
-        for mini in self._minis:
-            if mini.access(key):
-                block[at] += 1
-            at += 1
-        if self._forecast is not None and self._forecast.access(key):
-            block[at] += 1
-        self._sampled += 1
 
     def _serve(self, key: Hashable) -> tuple[bool, bool, Hashable | None]:
         resident, orphans = self.resident, self._orphans

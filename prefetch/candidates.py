@@ -313,18 +313,16 @@ class WTinyLfu(Candidate):
     def __len__(self) -> int:
         return len(self._window) + len(self._protected) + len(self._probation)
 
-    def _count(self, key: Hashable) -> None:
-        count = self._counts.get(key, 0)
-        if count < 15:
-            self._counts[key] = count + 1
-        self._counted += 1
-        if self._counted >= self._halve_at:
-            self._counts = {k: c >> 1 for k, c in self._counts.items() if c > 1}
-            self._counted //= 2
-
     def access(self, key: Hashable) -> bool:
         self.gone = None
-        self._count(key)
+        counts = self._counts
+        count = counts.get(key, 0)
+        if count < 15:
+            counts[key] = count + 1
+        self._counted += 1
+        if self._counted >= self._halve_at:
+            self._counts = {k: c >> 1 for k, c in counts.items() if c > 1}
+            self._counted //= 2
         window, protected, probation = self._window, self._protected, self._probation
         if key in protected:
             protected.move_to_end(key)
@@ -399,8 +397,9 @@ class DecayedFrequency(Candidate):
         return len(self._level)
 
     def _raised(self, before: float) -> float:
-        gap = before - self._now
-        return self._now + math.log2(1.0 + 2.0**gap) if gap > -60.0 else self._now
+        now = self._now
+        gap = before - now
+        return now + math.log2(1.0 + 2.0**gap) if gap > -60.0 else now
 
     def access(self, key: Hashable) -> bool:
         self.gone = None

@@ -161,7 +161,7 @@ class LivePlacement:
         Raises:
             UnavailableError: Q-learning is to compete, and torch is not installed.
         """
-        # The session forecast takes ten times the CPU of all other candidates together, and only
+        # The session forecast takes as much CPU as all other candidates together, and only
         # it wants anything ahead: it competes where that is loaded.
         self._policy = StokerPolicy(
             room_keys, settings, forecast_capacity_max=_FORECAST_KEYS_MAX if act else 0

@@ -195,7 +195,7 @@ class ServiceSettings:
         default="observe",
         metadata={
             "help": "the arena on live searches: observe compares policies and measures entropy; "
-            "act lets the session forecast compete too, for ten times the CPU, and loads ahead "
+            "act lets the session forecast compete too, for twice the CPU, and loads ahead "
             "what the acting policy wants, into free room; off spares the CPU"
         },
     )
