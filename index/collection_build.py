@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
+import glob
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -232,10 +234,12 @@ def _published(folder: Path) -> Iterator[Path]:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"{folder}: exists already; an index is never overwritten")
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.new")
+    held = -1
     try:
-        shutil.rmtree(temporary, ignore_errors=True)
+        _remove_abandoned(folder)
+        held = _made_and_held(temporary)
         for name in (SEGMENTS_NAME, FILTERS_NAME, DEAD_NAME):
-            (temporary / name).mkdir(parents=True)
+            (temporary / name).mkdir()
         yield temporary
         fsync_folder(temporary)
         os.rename(temporary, folder)
@@ -243,4 +247,32 @@ def _published(folder: Path) -> Iterator[Path]:
     except OSError as error:
         raise storage_error(folder, error) from error
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        if held >= 0:
+            shutil.rmtree(temporary, ignore_errors=True)
+            os.close(held)
+
+
+def _made_and_held(temporary: Path) -> int:
+    """Make a folder and lock it; return what holds the lock. Nobody ever sees it unlocked."""
+    apart = temporary.with_suffix(".make")
+    apart.mkdir(parents=True, exist_ok=True)
+    held = os.open(apart, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        os.rename(apart, temporary)
+    except BaseException:
+        os.close(held)
+        raise
+    return held
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove what builds of ``folder`` left that were killed: what no living process holds."""
+    for path in folder.parent.glob(f".{glob.escape(folder.name)}.*.new"):
+        with contextlib.suppress(OSError):
+            held = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(held)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,13 +16,17 @@ import psutil
 import pytest
 
 from stoker.index.collection import Collection
-from stoker.index.collection_build import create_collection
+from stoker.index.collection_build import _published, build_collection, create_collection
 from stoker.index.failpoint import FAILPOINTS
 from stoker.index.generation import read_current
 
 HERE = Path(__file__).resolve().parent
 WRITER = HERE / "collection_writer.py"
 STEPS = 60
+PARTS = {
+    *("CURRENT", "documents.db", "documents.db-wal", "documents.db-shm", "writer.lock"),
+    *("segments", "filters", "dead"),
+}
 
 
 def _writer_module() -> Any:
@@ -91,7 +96,36 @@ def check_reopened(path: Path, engine: str) -> Collection:
     named = {entry.name for entry in read_current(path).segments}
     assert {entry.name for entry in (path / "segments").iterdir()} == named
     assert {entry.name for entry in (path / "filters").iterdir()} <= named
+    number = read_current(path).number
+    assert {entry.name for entry in (path / "dead").iterdir()} <= {f"{number}-{n}" for n in named}
+    assert {entry.name for entry in path.iterdir()} <= PARTS
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
     return collection
+
+
+def test_what_a_killed_build_left_goes_with_the_next_one(tmp_path: Path) -> None:
+    lines = (
+        "import os, signal, sys, numpy as np",
+        "from pathlib import Path",
+        "from stoker.index.collection_build import build_collection",
+        "def die(what, done, total):",
+        "    if what == 'calibrate': os.kill(os.getpid(), signal.SIGKILL)",
+        "build_collection(Path(sys.argv[1]), np.eye(90, dtype=np.float32), progress=die)",
+    )
+    target = tmp_path / "docs[1]"
+    killed = subprocess.run([sys.executable, "-c", "\n".join(lines), str(target)], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    (left,) = tmp_path.iterdir()
+    assert left.name.endswith(".new")
+    with _published(target) as living:  # another build of the same name, under way
+        other = living.with_name(f".{target.name}.1.new")
+        os.rename(living, other)
+        assert sorted(tmp_path.iterdir()) == [other]
+        build_collection(target, np.eye(70, dtype=np.float32))
+        assert sorted(tmp_path.iterdir()) == sorted([other, target])
+        shutil.rmtree(target)
+        os.rename(other, living)
+    assert list(tmp_path.iterdir()) == [target]
 
 
 def check_steps(path: Path, seed: int, said: list[str], engine: str) -> None:
