@@ -116,8 +116,10 @@ def with_vectors(
         text for pair in pairs if pair.a_vector is None for text in (pair.a, pair.b)
     ))  # fmt: skip
     known: dict[str, NDArray[np.float32]] = {}
+    own = ""
     if missing:
         vectors = embed(missing)
+        own = f"; pairs without vectors are embedded, {vectors.shape[1]} dims"
         lengths = np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-30)
         known = dict(zip(missing, (vectors / lengths).astype(np.float32), strict=True))
     whole = [
@@ -132,7 +134,6 @@ def with_vectors(
     }
     if len(lengths_seen) > 1:
         where = ", ".join(f"{dim} (first in pair {n})" for dim, n in sorted(lengths_seen.items()))
-        own = f"; pairs without vectors are embedded, {vectors.shape[1]} dims" if missing else ""
         raise InputError(f"expected vectors of one dim, found {where}{own}")
     return whole
 

@@ -21,7 +21,7 @@ class LookupGroups:
     """The windows of all tenants. Safe from several threads.
 
     Invariant: never more than ``tenants_max`` windows; one tenant's questions are in one window,
-    and no other tenant's key depends on them.
+    and no other tenant's key depends on them. A window that is over is dropped, with its vectors.
 
     Args:
         window_s: Width of a window; seconds.
@@ -36,7 +36,8 @@ class LookupGroups:
         self._window_s = window_s
         self._tenants_max = tenants_max
         self._lock = threading.Lock()
-        self._tenants: OrderedDict[str, tuple[threading.Lock, GroupKeys]] = OrderedDict()
+        # Lock, window and time of the newest question, the longest idle tenant first.
+        self._tenants: OrderedDict[str, tuple[threading.Lock, GroupKeys, float]] = OrderedDict()
 
     def key(self, tenant: str, text: str, vector: NDArray[np.float32], time_s: float) -> str:
         """Take a question into its tenant's window and return its key.
@@ -45,13 +46,14 @@ class LookupGroups:
             InputError: the vector is all zero, or of another dimension than the last.
         """
         with self._lock:
+            self._drop_idle(time_s)
             held = self._tenants.pop(tenant, None)
             if held is None:
-                held = (threading.Lock(), GroupKeys(window_s=self._window_s))
-            self._tenants[tenant] = held
+                held = (threading.Lock(), GroupKeys(window_s=self._window_s), time_s)
+            lock, groups, newest = held
+            self._tenants[tenant] = (lock, groups, max(newest, time_s))
             while len(self._tenants) > self._tenants_max:
                 self._tenants.popitem(last=False)
-        lock, groups = held
         with lock:
             groups.add(text, vector, time_s)
             return groups.key_of(text, time_s)
@@ -59,12 +61,20 @@ class LookupGroups:
     def count(self, time_s: float) -> int:
         """Return how many groups there are now, all tenants together."""
         with self._lock:
+            self._drop_idle(time_s)
             tenants = list(self._tenants.values())
         total = 0
-        for lock, groups in tenants:
+        for lock, groups, _ in tenants:
             with lock:
                 total += groups.group_count(time_s)
         return total
+
+    def _drop_idle(self, time_s: float) -> None:
+        while self._tenants:
+            tenant, (_, _, newest) = next(iter(self._tenants.items()))
+            if newest > time_s - self._window_s:
+                return
+            del self._tenants[tenant]
 
 
 def is_grouped(key: str) -> bool:
