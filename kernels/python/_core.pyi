@@ -192,7 +192,7 @@ class NativeSegment:
 
     def answer(self, queries: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)], ids: Annotated[NDArray[numpy.int64], dict(order='C', device='cpu')], scores: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu')], options: SearchOptions, threads: int) -> Facts | None:
         """
-        Fills ids (-1 where there are fewer) and scores of one query, shape (dim,), or of a batch, with no filter and no deadline. Returns None, and has done nothing, where queries have another shape or are not finite, ids are not set, or after `close`.
+        Fills ids (-1 where there are fewer) and scores of one query, shape (dim,), or of a batch, with no filter and no deadline. Returns None, and the arrays hold nothing of use, where queries have another shape or are not finite, ids are not set, or after `close`.
         """
 
     @overload

@@ -34,7 +34,17 @@ using namespace nb::literals;
 namespace {
 
 // Queries of a batch that a thread takes at once, at most.
-constexpr std::size_t kRunMax = 16;
+constexpr std::size_t kRunMax = 4;
+
+// What a query has to be: finite, or of a squared length that a float holds, too.
+enum class Check : std::uint8_t { values, squares };
+
+// What the threads of a batch share, on cache lines of its own.
+struct alignas(128) Progress {
+  std::atomic<std::size_t> next{0};   // the first query that nobody has taken
+  std::atomic<bool> failed{false};
+  std::exception_ptr failure;
+};
 
 // How searches of one k, width and recall target are done; a search adds what is its own.
 struct SearchOptions {
@@ -103,10 +113,11 @@ class NativeSegment {
     params.deadline = deadline_in(deadline_s);
     if (allow) set_allowed(params, *allow);
     std::int64_t* out = rows.data();
-    return run(queries.data(), count, params, options.normalize, threads, scores.data(),
-               [out, k = params.k](std::size_t i, std::uint32_t j, std::uint32_t row) {
-                 out[i * k + j] = row == stoker::kNoRow ? -1 : static_cast<std::int64_t>(row);
-               });
+    const auto put = [out, k = params.k](std::size_t i, std::uint32_t j, std::uint32_t row) {
+      out[i * k + j] = row == stoker::kNoRow ? -1 : static_cast<std::int64_t>(row);
+    };
+    return run(queries.data(), count, params, Check::values, options.normalize, threads,
+               scores.data(), put);
   }
 
   // The short way: ids in place of rows, and nothing held but this object. Returns nothing where
@@ -122,19 +133,19 @@ class NativeSegment {
     if (ids.size() != count * k || scores.size() != count * k) {
       throw stoker::BadInput("arrays for the answer have other shapes than the question");
     }
-    const float* data = queries.data();
-    for (std::size_t i = 0; i < count; ++i) {
-      const float* query = data + i * dim;
-      if (!std::isfinite(stoker::kernels().dot_f32(query, query, dim))) return {};
-    }
     if (count == 0 || !(narrow_ids_ || wide_ids_)) return {};
     std::int64_t* out = ids.data();
     const std::shared_lock<std::shared_mutex> under_way(closing_);
     if (closed_) return {};
-    return run(data, count, options.params, options.normalize, threads, scores.data(),
-               [this, out, k](std::size_t i, std::uint32_t j, std::uint32_t row) {
-                 out[i * k + j] = row == stoker::kNoRow ? -1 : id_of(row);
-               });
+    const auto put = [this, out, k](std::size_t i, std::uint32_t j, std::uint32_t row) {
+      out[i * k + j] = row == stoker::kNoRow ? -1 : id_of(row);
+    };
+    try {
+      return run(queries.data(), count, options.params, Check::squares, options.normalize, threads,
+                 scores.data(), put);
+    } catch (const stoker::BadInput&) {
+      return {};
+    }
   }
 
   // The id of each row, for answer(); the first table counts.
@@ -205,7 +216,7 @@ class NativeSegment {
 
   // Answers `count` queries on up to `threads` threads; `put(query, place, row)` takes each hit.
   template <typename Put>
-  Facts run(const float* data, std::size_t count, const stoker::SearchParams& params,
+  Facts run(const float* data, std::size_t count, const stoker::SearchParams& params, Check check,
             bool normalize, unsigned threads, float* scores, const Put& put) {
     const nb::gil_scoped_release release;
     const std::size_t dim = searcher_.layout().dim;
@@ -216,21 +227,21 @@ class NativeSegment {
         std::max<std::size_t>(std::min<std::size_t>(threads, count), std::size_t{1});
     // A few at a time: answers lie side by side, and threads that write to one line wait.
     const std::size_t run_length = std::min<std::size_t>(count / (16 * wanted) + 1, kRunMax);
-    std::atomic<std::size_t> next{0};
-    std::exception_ptr failure;
-    std::atomic<bool> failed{false};
-    auto work = [&] {
+    Progress progress;
+    stoker::QueryStats* const stats = facts.rows.data();
+    // By value, but for what is shared: helpers read nothing of this thread's stack meanwhile.
+    auto work = [=, &progress, &params, &searcher = searcher_] {
       try {
-        stoker::Searcher::Session session(searcher_);
+        stoker::Searcher::Session session(searcher);
         std::vector<std::uint32_t> found(k);
         std::vector<float> unit;
-        for (std::size_t first = next.fetch_add(run_length); first < count && !failed;
-             first = next.fetch_add(run_length)) {
+        for (std::size_t first = progress.next.fetch_add(run_length); first < count;
+             first = progress.next.fetch_add(run_length)) {
           const std::size_t last = std::min(first + run_length, count);
-          for (std::size_t i = first; i < last && !failed; ++i) {
-            const float* query = check_query(data + i * dim, dim, i, normalize, unit);
+          for (std::size_t i = first; i < last && !progress.failed; ++i) {
+            const float* query = check_query(data + i * dim, dim, i, check, normalize, unit);
             float* score = scores + i * k;
-            facts.rows[i] = session.search(query, params, found.data(), score);
+            stats[i] = session.search(query, params, found.data(), score);
             for (std::uint32_t j = 0; j < k; ++j) {
               put(i, j, found[j]);
               if (found[j] == stoker::kNoRow) score[j] = std::numeric_limits<float>::quiet_NaN();
@@ -238,7 +249,7 @@ class NativeSegment {
           }
         }
       } catch (...) {
-        if (!failed.exchange(true)) failure = std::current_exception();
+        if (!progress.failed.exchange(true)) progress.failure = std::current_exception();
       }
     };
     std::vector<std::thread> helpers;
@@ -250,14 +261,20 @@ class NativeSegment {
     }
     work();
     for (std::thread& helper : helpers) helper.join();
-    if (failure) std::rethrow_exception(failure);
+    if (progress.failure) std::rethrow_exception(progress.failure);
     return facts;
   }
 
   // Returns the query, or a copy at unit length where asked for; refuses what is not finite.
   static const float* check_query(const float* source, std::size_t dim, std::size_t number,
-                                  bool normalize, std::vector<float>& copy) {
-    if (!normalize && std::isfinite(stoker::kernels().dot_f32(source, source, dim))) return source;
+                                  Check check, bool normalize, std::vector<float>& copy) {
+    if (check == Check::squares || !normalize) {
+      const bool usable = std::isfinite(stoker::kernels().dot_f32(source, source, dim));
+      if (usable && !normalize) return source;
+      if (!usable && check == Check::squares) {
+        throw stoker::BadInput("queries: row " + std::to_string(number) + " is not usable");
+      }
+    }
     double squared = 0;
     for (std::size_t d = 0; d < dim; ++d) {
       if (!std::isfinite(source[d])) {
@@ -398,8 +415,9 @@ void bind_segment(nb::module_& m) {
       .def("answer", &NativeSegment::answer, "queries"_a, "ids"_a, "scores"_a, "options"_a,
            "threads"_a,
            "Fills ids (-1 where there are fewer) and scores of one query, shape (dim,), or of a "
-           "batch, with no filter and no deadline. Returns None, and has done nothing, where "
-           "queries have another shape or are not finite, ids are not set, or after `close`.")
+           "batch, with no filter and no deadline. Returns None, and the arrays hold nothing of "
+           "use, where queries have another shape or are not finite, ids are not set, or after "
+           "`close`.")
       .def("set_ids", &NativeSegment::set_narrow_ids, "ids"_a, "The id of each row, for `answer`.")
       .def("set_ids", &NativeSegment::set_wide_ids, "ids"_a)
       .def("close", &NativeSegment::close,
