@@ -107,9 +107,9 @@ class DocumentWrites:
 
     def _check_writable(self) -> None:
         if self._index.mode != "rw":
-            reason = self._parts.off.get("writes", "off: opened read-only")
+            reason = self._parts.off.get("writes", "opened read-only").removeprefix("off: ")
             raise FeatureOff(
-                f"this server takes no writes (service.writes): {reason}",
+                f"this server has its index read-only (service.writes): {reason}",
                 action="start it with writes, or send the change to the server that has them",
             )
 
