@@ -183,7 +183,7 @@ class LivePlacement:
         self._condition = CrossTierCondition()
         self._ticked_s = monotonic()
         self._acted_s = self._windowed_s = self._renewed_s = self._taken_s = self._ticked_s
-        self._offered_s = -math.inf
+        self._offered_s = self._renew_next_s = -math.inf
         self._credit_s = _CREDIT_S_MAX
         self._refused = 0  # by a full queue; written by searches, one wrong count does no harm
         self._stop = threading.Event()
@@ -246,11 +246,10 @@ class LivePlacement:
         while self._queue and now - self._queue[0].offered_s > _WAIT_S_MAX:
             self._queue.popleft()
             skipped += 1
-        # First what the last tick took in: else requests could use up the share for ever.
-        if left > 0.0 and (self._gap() or now - self._renewed_s >= _ACT_S):
-            self._renewed_s = now
-            with self._lock:
-                self._want([move.key for move in self._policy.renew() if move.ahead])
+        # First what the last ticks took in: else requests could use up the share for ever.
+        due = now >= self._renew_next_s and (self._gap() or now - self._renewed_s >= _ACT_S)
+        if left > 0.0 and due:
+            self._renew(now)
         while self._queue and left - (self._cpu_time() - began) > 0.0:
             if not self._gap() and now - self._taken_s < _TICK_S:
                 break
@@ -273,6 +272,14 @@ class LivePlacement:
             self._totals.cpu_s += spent
             self._totals.skipped += skipped
 
+    def _renew(self, now: float) -> None:
+        """Renew the content; where that takes long, then less often: for half the share of CPU."""
+        began = self._cpu_time()
+        with self._lock:
+            self._want([move.key for move in self._policy.renew() if move.ahead])
+        self._renewed_s = now
+        self._renew_next_s = now + 2.0 * (self._cpu_time() - began) / self._cpu_ratio_max
+
     def _gap(self) -> bool:
         """Whether no search has begun or ended just now."""
         return self._monotonic() - max(self._searched_s(), self._offered_s) >= _QUIET_S
@@ -286,7 +293,7 @@ class LivePlacement:
             totals.hits += decision.hit
             if decision.ahead:
                 self._want([key for key, _ in decision.ahead])
-        # The content is renewed once a tick: that takes time with all that is known.
+        # The content is renewed once for many requests: that takes time with all that is known.
         policy.close_request(renew=False)
         self._entropy.count(tenant, request.route, request.names)
 

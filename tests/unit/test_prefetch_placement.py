@@ -188,12 +188,37 @@ def test_requests_close_themselves_when_session_or_time_changes() -> None:
     explicit, implicit = StokerPolicy(40), StokerPolicy(40)
     requests = sessions(300, seed=4)
     first = hit_ratio(explicit, requests)
-    hits = [
-        implicit.access(key, session=session, time_s=time_s).hit
+    decisions = [
+        implicit.access(key, session=session, time_s=time_s)
         for time_s, session, keys in requests
         for key in keys
     ]
-    assert np.mean(hits) == pytest.approx(first)
+    assert np.mean([decision.hit for decision in decisions]) == pytest.approx(first)
+    # What is to be loaded ahead is told to somebody.
+    told = sum(len(decision.ahead) for decision in decisions)
+    assert told == implicit.prefetch.issued_total > 0
+
+
+@pytest.mark.parametrize("each", [2, 10])
+def test_renewing_for_several_requests_costs_little_and_accounts_for_all(each: int) -> None:
+    requests = sessions(1500, seed=2)
+    always = StokerPolicy(40)
+    first = hit_ratio(always, requests)
+    policy = StokerPolicy(40)
+    hits = ahead = 0
+    for number, (time_s, session, keys) in enumerate(requests):
+        for key in keys:
+            decision = policy.access(key, session=session, time_s=time_s)
+            hits += decision.hit
+            ahead += len(decision.ahead)
+        assert not any(move.ahead for move in policy.close_request(renew=False))
+        if number % each == 0:
+            ahead += sum(move.ahead for move in policy.renew())
+            assert policy.renew() == []
+            policy.arena.check()
+    assert ahead == policy.prefetch.issued_total > 0
+    total = sum(len(keys) for _, _, keys in requests)
+    assert hits / total > first - 0.005 * each
 
 
 def test_forecast_learns_explains_and_stays_bounded() -> None:
@@ -206,7 +231,7 @@ def test_forecast_learns_explains_and_stays_bounded() -> None:
         assert (rates > 0.0).all()
     assert np.isfinite(forecast.weights).all()
     assert (forecast.weights >= 0.0).all()
-    terms = forecast.explain(forecast.keys[int(np.argmax(rates))])
+    terms = forecast.explain(forecast.keys[int(np.argmax(forecast.rates()))])
     assert next(iter(terms)) in {"last turn", "last turn by rank", "companions", "popularity"}
     assert forecast.explain("never seen") == {}
 

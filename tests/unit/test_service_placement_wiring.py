@@ -149,6 +149,26 @@ def test_requests_wait_for_a_gap_between_searches() -> None:
     assert bench.placement.report().skipped == 0
 
 
+def test_long_renewals_leave_half_of_the_share_to_requests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench(act=True, cpu_ratio_max=0.02)
+    renewals = []
+
+    def renew() -> list[Any]:
+        bench.cpu += 0.04  # of half a million passages
+        renewals.append(bench.now)
+        return []
+
+    monkeypatch.setattr(bench.placement._policy, "renew", renew)
+    for _ in range(200):
+        bench.search("p1")
+        bench.tick(0.1)
+    assert len(renewals) == 5  # one in 4 s
+    assert bench.placement.report().accesses == 200
+    assert bench.placement.report().cpu_s <= 20.0 * 0.02
+
+
 def test_what_has_waited_for_seconds_is_skipped() -> None:
     bench = Bench()
     bench.searched_s = math.inf
