@@ -15,7 +15,7 @@ from stoker.kernels._core import renew_rows
 from stoker.prefetch.forecast import Ints, SessionForecast
 
 _SWAPS_MAX = 64
-_SPARE_MAX = 256
+_SPARE_MAX = 256  # keys that may leave between two renewals
 
 
 class ForecastCache:
@@ -93,9 +93,8 @@ class ForecastCache:
         rows = [row for row in known if not flags[row]]
         gone = self._take_lost()
         came: list[Hashable] = []
-        if not rows:
-            return gone, came
-        for row, rate in zip(rows, forecast.rates(rows).tolist(), strict=True):
+        rates = forecast.rates(rows).tolist() if rows else []
+        for row, rate in zip(rows, rates, strict=True):
             if self._size >= self.capacity:
                 victim = self._next_victim(rate)
                 if victim is None:

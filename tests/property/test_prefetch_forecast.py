@@ -217,6 +217,7 @@ def test_what_came_and_left_is_what_is_there(each: int, swap: bool) -> None:
         if arena.forecast_acts:
             arena.follow(gone, came)
         assert len(cache) <= 24
+        assert cache._fresh <= there
         if at % each == 0:
             assert there == {key for key in cache.forecast.keys if key in cache}
             assert len(cache) == len(there)
