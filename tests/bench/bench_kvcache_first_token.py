@@ -2,7 +2,8 @@
 
 ``--overlap`` compares loading a prefix's layers while earlier ones compute with loading all first;
 ``--novel`` runs a stream of repeated and never repeated contexts through the block store, and
-compares the seconds saved with those of the repeated ones alone, and with plain LRU.
+compares the seconds saved with those of the repeated ones alone, and with plain LRU; ``--gate``
+measures what reuse of shuffled chunks costs in quality, with nothing and with 15 % recomputed.
 
 By hand for the canonical size: ``python tests/bench/bench_kvcache_first_token.py --tokens 2048``
 (about two minutes on one core). Text is the Python documentation of the shared data.
@@ -11,8 +12,10 @@ By hand for the canonical size: ``python tests/bench/bench_kvcache_first_token.p
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import gzip
 import json
+import random
 import sys
 import tempfile
 import time
@@ -24,12 +27,14 @@ import numpy as np
 import pytest
 
 from stoker.kvcache import small_model
+from stoker.kvcache.chunk_gate import GatePrompt, measure_gate
 from stoker.kvcache.chunk_reuse import encode_chunk, place_chunks, run_placed
 from stoker.kvcache.first_token import measure_first_token
 from stoker.kvcache.kv_file import write_kv
 from stoker.kvcache.language_model import Kv, LanguageModel
 from stoker.kvcache.layer_loads import LayerFile, LayerLoader, load_first, overlapped_cache
 from stoker.kvcache.prefix_blocks import BlockHash, PrefixBlocks, block_hash, joined, root_hash
+from stoker.kvcache.settings import KvcacheSettings
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from kvcache_bench import last_line
@@ -230,6 +235,45 @@ def measure_novel(
     }  # fmt: skip
 
 
+def measure_quality(
+    model: LanguageModel, data: Path, *, prompts: int
+) -> dict[str, dict[str, object]]:
+    """Run the gate's own measurement on three kinds of prompts, of four passages each.
+
+    "apart": passages of different pages, shuffled, and then the text that follows one of them, as a
+    retriever finds them. "adjacent": passages that follow each other, shuffled, and then the next:
+    each says what the others do. Both are cut at 1,200 characters; "adjacent, whole" is not.
+    """
+    rng = random.Random(17)
+    found: dict[str, dict[str, object]] = {}
+    for kind, step, cut in (
+        ("apart", 30, 1_200), ("adjacent", 1, 1_200), ("adjacent, whole", 1, None),
+    ):  # fmt: skip
+        made = []
+        for number in range(prompts):
+            texts = text_of(data, skip=200 + 300 * number)
+            chunks = [texts[step * place][:cut] for place in range(CHUNKS)]
+            follow = texts[1 if step > 1 else CHUNKS][:600]
+            rng.shuffle(chunks)
+            made.append(GatePrompt(SYSTEM, tuple(chunks), follow))
+        found |= {f"{kind}, {name}": row for name, row in gate_rows(model, made).items()}
+    return found
+
+
+def gate_rows(model: LanguageModel, made: list[GatePrompt]) -> dict[str, dict[str, object]]:
+    """Measure prompts with nothing and with 15 % of the tokens recomputed."""
+    found: dict[str, dict[str, object]] = {}
+    for ratio in (0.0, 0.15):
+        settings = dataclasses.replace(KvcacheSettings(), kv_recompute_ratio=ratio)
+        gate = measure_gate(model, made, settings=settings)
+        found[f"{ratio:.0%} recomputed"] = {
+            "prompts": gate.prompts, "positions": gate.positions, "kl": round(gate.kl_mean, 4),
+            "agreement": round(gate.agreement, 4), "loss_full": round(gate.loss_full, 4),
+            "loss_gain": round(gate.loss_gain_ratio, 4), "allowed": gate.allowed,
+        }  # fmt: skip
+    return found
+
+
 def report(row: dict[str, object], command: str) -> str:
     prefix = row["prefix"]
     assert isinstance(prefix, dict)
@@ -257,6 +301,7 @@ if __name__ == "__main__":
     parser.add_argument("--data", type=Path, default=Path(__file__).parents[3] / "shared/data")
     parser.add_argument("--tokens", type=int, default=2_048)
     parser.add_argument("--overlap", action="store_true", help="layers ahead against all first")
+    parser.add_argument("--gate", action="store_true", help="quality of shuffled chunks")
     parser.add_argument("--novel", action="store_true", help="returning among novel contexts")
     chosen = parser.parse_args()
     loaded = LanguageModel(small_model.prepared_small_model())
@@ -265,6 +310,9 @@ if __name__ == "__main__":
             loaded, chosen.data, tokens=chosen.tokens, contexts=3, rounds=3, novel_each=4
         )
         print(json.dumps(kept, indent=1))
+        raise SystemExit(0)
+    if chosen.gate:
+        print(json.dumps(measure_quality(loaded, chosen.data, prompts=4), indent=1))
         raise SystemExit(0)
     if chosen.overlap:
         print(json.dumps(measure_overlap(loaded, chosen.data, chosen.tokens, rounds=9), indent=1))
