@@ -12,10 +12,13 @@ import hashlib
 import importlib
 import importlib.util
 import os
+import socket
 import time
+import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import structlog
@@ -33,6 +36,8 @@ BUNDLED_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9
 _RECIPE = "unit-f32/1"
 _FINGERPRINTED = (".json", ".txt", ".safetensors", ".bin", ".model")
 _READ_BYTES = 1 << 20
+_HUB = "https://huggingface.co"
+_HUB_WAIT_S = 5.0
 
 Progress = Callable[[int, int], None]
 
@@ -184,18 +189,39 @@ class Embedder:
         quiet.disable_progress_bar()
         torch.set_num_threads(self._thread_count)
         target = self._name if self._source is None else str(self._source)
+        # Asked once: the library tries again for each of its files, for more than a minute.
+        cached_only = self._source is None and not _hub_answers()
         try:
-            self._network = library.SentenceTransformer(target, device="cpu")
+            self._network = library.SentenceTransformer(
+                target, device="cpu", local_files_only=cached_only
+            )
         except Exception as error:  # the library raises many kinds; all mean "not usable here"
-            raise UnavailableError(
-                f"model {self._name}: {str(error).splitlines()[0] if str(error) else error!r}"
-            ) from error
+            reason = str(error).splitlines()[0] if str(error) else repr(error)
+            if cached_only:
+                reason = (
+                    "the hub cannot be reached from here, and its cache has no such model; give "
+                    f"a local folder or `{BUNDLED}`"
+                )
+            raise UnavailableError(f"model {self._name}: {reason}") from error
         _log.info(
             "service.embedding_model_loaded",
             model=self._name,
             load_s=round(time.monotonic() - start, 2),
         )
         return self._network
+
+
+def _hub_answers() -> bool:
+    """Tell whether anybody listens where models come from; behind a proxy, only it would know."""
+    if urllib.request.getproxies():
+        return True
+    endpoint = urlsplit(os.environ.get("HF_ENDPOINT") or _HUB)
+    port = endpoint.port or (80 if endpoint.scheme == "http" else 443)
+    try:
+        with socket.create_connection((endpoint.hostname or "", port), _HUB_WAIT_S):
+            return True
+    except OSError:
+        return False
 
 
 def resolve_model(model: str) -> tuple[Path | None, str]:

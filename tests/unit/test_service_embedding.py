@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -152,6 +153,43 @@ def test_a_missing_library_is_named(folder: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(UnavailableError, match=r"needs torch: pip install 'stoker\[models\]'"):
         Embedder(str(folder)).embed(["a"])
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_without_the_hub_the_cache_answers_at_once(
+    cached: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library would ask for each of its files again and again, for more than a minute."""
+    asked: list[dict[str, Any]] = []
+
+    def network(name: str, **options: Any) -> CountingNetwork:
+        asked.append({"name": name, **options})
+        if not cached:
+            raise OSError("We couldn't connect\nand more")
+        return CountingNetwork()
+
+    for name, module in {
+        "torch": SimpleNamespace(set_num_threads=lambda _: None),
+        "sentence_transformers": SimpleNamespace(SentenceTransformer=network),
+        "transformers.utils.logging": SimpleNamespace(disable_progress_bar=lambda: None),
+    }.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(embedding.urllib.request, "getproxies", dict)
+
+    def refuse(*_: Any) -> None:
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(embedding.socket, "create_connection", refuse)
+    embedder = Embedder("maker/model")
+    if cached:
+        assert embedder.embed(["a"]).shape == (1, DIM)
+    else:
+        with pytest.raises(UnavailableError, match="hub cannot be reached from here"):
+            embedder.embed(["a"])
+    assert [(row["name"], row["local_files_only"]) for row in asked] == [("maker/model", True)]
+    # Behind a proxy only the proxy knows, and a hub that answers is asked.
+    monkeypatch.setattr(embedding.urllib.request, "getproxies", lambda: {"https": "proxy:1"})
+    assert embedding._hub_answers()
 
 
 def test_importing_the_embedder_does_not_import_torch() -> None:
