@@ -160,7 +160,9 @@ def from_envelope(raw: Any) -> Event:
         _refuse("type", "one of " + ", ".join(EVENT_TYPES), get("type", _MISSING))
     text = get("time")
     if type(text) is not str or _time_match(text) is None:
-        _refuse("time", "an RFC 3339 time, as 2026-01-31T12:00:00Z", get("time", _MISSING))
+        _refuse(
+            "time", "an RFC 3339 time from 1970 on, as 2026-01-31T12:00:00Z", get("time", _MISSING)
+        )
     try:
         time_s = _parse_time(text).timestamp()
     except ValueError:

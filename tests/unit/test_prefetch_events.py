@@ -77,6 +77,7 @@ def test_a_good_event_is_decoded_and_unknown_fields_are_kept() -> None:
         ("time", "2026-01-31T12:00:00", "an RFC 3339 time", "12:00:00'"),
         ("time", "2026-01-31T12:00:00Z\n", "an RFC 3339 time", "\\n"),
         ("time", "2026-01-31T23:59:60Z", "an RFC 3339 time", ":60Z"),
+        ("time", "1969-12-31T23:59:59Z", "from 1970 on", "1969"),
         ("time", "2026-02-30T12:00:00Z", "a day that exists", "02-30"),
         ("time", 1769860800, "an RFC 3339 time", "1769860800"),
         ("datacontenttype", "text/plain", "application/json", "text/plain"),
