@@ -261,9 +261,10 @@ class KvParts:
         )
 
     def _text_of(self, key: ContentKey) -> str | None:
+        # Past the slots: what is read to look ahead is no demand, and would push that out.
         tenant, name = key
         try:
-            (document,) = self.read_documents([self._index_id(name)], tenant)
+            (document,) = self._read([self._index_id(name)], tenant)
         except (StokerError, ValueError):
             return None  # an id that this index cannot have
         return None if document is None else document.text

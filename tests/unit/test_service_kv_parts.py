@@ -351,6 +351,27 @@ def test_a_round_tells_the_passages_what_is_hot(tmp_path: Path) -> None:
     assert parts.close(10.0)
 
 
+def test_looking_ahead_is_no_demand_on_the_slots(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    tokenizers.Tokenizer(tokenizers.models.WordLevel({"x": 0}, unk_token="x")).save(
+        str(tmp_path / "tokenizer.json")
+    )
+    index = Index()
+    settings = KvcacheSettings(
+        documents_bytes_max=10_000, engine_blocks_dir=str(tmp_path / "blocks"),
+        engine_blocks_model_id="abc", engine_tokenizer=str(tmp_path),
+    )  # fmt: skip
+    parts = KvParts(settings, read=index.documents, index_id=str, event_log=None, replica="r")
+    parts.start(heat=lambda: {("a", "1"): 3.0, ("a", "2"): 2.0}, generation=lambda: 1)
+    assert parts.prediction is not None
+    assert parts.prediction.wait_for(1, timeout_s=30)
+    assert sorted(index.read) == ["1", "2"], "both were read for their tokens"
+    assert parts.documents is not None
+    counts = parts.documents.counts("a")
+    assert (counts.hot, counts.cold, counts.used_bytes) == (0, 0, 0)
+    assert parts.close(10.0)
+
+
 def test_windows_of_tenants_are_apart_and_few() -> None:
     pytest.importorskip("sklearn")
     groups = LookupGroups(window_s=5.0, tenants_max=2)
