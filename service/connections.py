@@ -27,6 +27,10 @@ _FILES_KEPT: Final = 256
 _CONNECTIONS_MIN: Final = 16
 _REFUSED_S: Final = 1.0  # how long a refused client may take to send its request and read why
 _SAID_AGAIN_S: Final = 60.0
+_LIVE: Final = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 13\r\n"
+    b'Connection: close\r\n\r\n{"live":true}'
+)
 _OUT_OF_FILES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 REFUSALS: web.AppKey[Refusals] = web.AppKey("refusals", Refusals)
@@ -86,7 +90,8 @@ class AcceptFaults:
     def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Handle what the loop could not."""
         error = context.get("exception")
-        if not isinstance(error, OSError) or error.errno not in _OUT_OF_FILES:
+        accepting = str(context.get("message", "")).startswith("socket.accept()")
+        if not (accepting and isinstance(error, OSError) and error.errno in _OUT_OF_FILES):
             loop.default_exception_handler(context)
             return
         now_s = time.monotonic()
@@ -138,7 +143,11 @@ class _Server(web.Server):
 
 
 class _RefusedConnection(asyncio.Protocol):
-    """A connection too many: its first bytes are answered with the reason, and it ends."""
+    """A connection too many: its first bytes are answered with the reason, and it ends.
+
+    Only whether the server lives is told all the same: who asks would end it else, and take from
+    all the others what they have.
+    """
 
     def __init__(self, refusals: Refusals, count_max: int) -> None:
         self._refusals = refusals
@@ -154,16 +163,20 @@ class _RefusedConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         # What comes after the first bytes is read and dropped: to close over it would reset the
         # connection, and take the answer from the client.
-        if not self._answered:
-            self._answered = True
-            error = TooManyRequests(
-                f"{self._count_max} connections are open, which is the limit "
-                "(service.connections_max, or the files that the process may open)",
-                where="connection",
-                action="retry after the seconds in Retry-After; keep connections, and use fewer",
-            )
-            self._transport.write(self._refusals.bare_answer(error))
-            self._transport.write_eof()
+        if self._answered:
+            return
+        self._answered = True
+        self._transport.write(_LIVE if data.startswith(b"GET /livez ") else self._reason())
+        self._transport.write_eof()
+
+    def _reason(self) -> bytes:
+        error = TooManyRequests(
+            f"{self._count_max} connections are open, which is the limit "
+            "(service.connections_max, or the files that the process may open)",
+            where="connection",
+            action="retry after the seconds in Retry-After; keep connections, and use fewer",
+        )
+        return self._refusals.bare_answer(error)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end.cancel()

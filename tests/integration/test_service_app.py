@@ -402,6 +402,10 @@ async def test_a_connection_too_many_is_told_so(start: Start) -> None:
     found = json.loads(answer.partition(b"\r\n\r\n")[2])
     assert found["type"] == "urn:stoker:problem:too-many-requests"
     assert "service.connections_max" in found["detail"]
+    # Whoever asks whether it lives would end it, and with it what the others have.
+    live = await exchange(client, b"GET /livez HTTP/1.1\r\nHost: a\r\n\r\n")
+    assert live.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert json.loads(live.partition(b"\r\n\r\n")[2]) == {"live": True}
     kept[0].close()
     await kept[0].wait_closed()
     counted = b""

@@ -58,13 +58,19 @@ def test_running_out_of_files_is_said_once_a_minute(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(connections.time, "monotonic", lambda: clock[0])
     loop: Any = Loop()
     faults = AcceptFaults()
-    full = {"message": "accept", "exception": OSError(errno.EMFILE, "Too many open files")}
+    files = OSError(errno.EMFILE, "Too many open files")
+    full = {"message": "socket.accept() out of system resource", "exception": files}
     with capture_logs() as lines:
         for clock[0] in (0.0, 0.0, 30.0, 61.0):
             faults(loop, full)
     assert [line["event"] for line in lines] == ["service.connections_unaccepted"] * 2
     assert lines[0]["reason"] == "Too many open files"
     assert loop.handled == []
-    for context in ({"message": "x"}, {"exception": OSError(errno.EIO, "x")}):
+    others: list[dict[str, Any]] = [
+        {"message": "x"},
+        {"message": "a task's", "exception": files},
+        full | {"exception": OSError(errno.EIO, "x")},
+    ]
+    for context in others:
         faults(loop, context)
-    assert len(loop.handled) == 2
+    assert loop.handled == others
