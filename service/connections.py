@@ -211,6 +211,20 @@ class _Connection(web.RequestHandler):
         self._counted = True
         self._open.count += 1
 
+    def data_received(self, data: bytes) -> None:
+        """Tell a request that waits for the rest of its body that there is none.
+
+        The library keeps what it could not read for the next request, and the present one waits.
+        """
+        super().data_received(data)
+        request = self._current_request
+        if request is None or not self._messages or request.content.is_eof():
+            return
+        error = getattr(self._messages[-1][0], "exc", None)
+        if isinstance(error, http_exceptions.HttpProcessingError):
+            said = error.message.partition("\n")[0].rstrip(":")  # then it quotes what was sent
+            request.content.set_exception(web.RequestPayloadError(said))
+
     def connection_lost(self, exc: BaseException | None) -> None:
         """Count it out."""
         if self._counted:

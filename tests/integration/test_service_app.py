@@ -294,6 +294,29 @@ async def test_no_bytes_of_a_client_are_a_fault_of_ours(
     assert 'requests_total{method="other",route="unmatched",status="400"}' in page
 
 
+async def test_a_body_that_becomes_unreadable_is_answered_then(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not when the time for a body is up: the first parts are taken, then one is none."""
+    client, engine = await start(write_deadline_s=1e6)
+    assert client.server is not None
+    assert client.server.port is not None
+    reader, writer = await asyncio.open_connection("127.0.0.1", client.server.port)
+    head = b"POST /v1/search HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+    writer.write(head + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{ \r\n")
+    while 'body_bytes{lane="search"} 2.0' not in await page_of(client, engine):
+        pass
+    writer.write(b"zz\r\n\r\n")
+    answer = await reader.read()
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    found = json.loads(answer.partition(b"\r\n\r\n")[2])
+    assert found["where"] == "body"
+    assert "chunk size" in found["detail"]
+    writer.close()
+    await writer.wait_closed()
+    assert [record.getMessage() for record in caplog.records] == []
+
+
 async def exchange(client: TestClient[Any, Any], sent: bytes) -> bytes:
     """Send bytes on a connection of their own, and return all that comes until it is closed."""
     assert client.server is not None
