@@ -292,7 +292,7 @@ class Metrics:
         )
         self.placement_skipped = Counter(
             "stoker_prefetch_placement_skipped_requests_total",
-            "Searches that the policies did not see, because their share of CPU was spent",
+            "Searches that the policies did not see: their share of CPU was spent, or no gap came",
             registry=registry,
         )
         self.placement_cpu = Counter(
