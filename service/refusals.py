@@ -123,7 +123,9 @@ class Refusals:
 def _as_ours(error: BaseException, request: web.BaseRequest) -> BaseException:
     """Turn aiohttp's own refusals into ours, so that every error is a problem document."""
     if isinstance(error, http_exceptions.ContentEncodingError):
-        return encoding_unsupported(request.headers.get("Content-Encoding", "one without a reader"))
+        # Only its text has the name: the request that it came with is not there any more.
+        found = error.message.partition("content-encoding: ")[2].partition(".")[0]
+        return encoding_unsupported(found or "another")
     if isinstance(error, http_exceptions.HttpProcessingError):
         return _unreadable(error)
     if not isinstance(error, web.HTTPException):

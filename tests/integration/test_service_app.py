@@ -358,9 +358,11 @@ async def test_packed_bodies_that_are_not_read_here_are_told_so(
         assert (body["where"], encoding in body["detail"]) == ("Content-Encoding", True)
     # What the HTTP library knows and cannot unpack without a package, it refuses by itself.
     refusals = Refusals(Metrics(), retry_after_s=1)
-    request = make_mocked_request("POST", "/v1/search", headers={"Content-Encoding": "br"})
-    answer = refusals.answer_outside(unread, request)
-    assert (answer.status, json.loads(answer.body)["where"]) == (415, "Content-Encoding")  # type: ignore[arg-type]
+    answer = refusals.answer_outside(unread, make_mocked_request("UNKNOWN", "/"))
+    assert isinstance(answer.body, bytes)
+    body = json.loads(answer.body)
+    assert (answer.status, body["where"]) == (415, "Content-Encoding")
+    assert body["detail"].endswith("found brotli (br)")
 
 
 async def test_bodies_share_a_bound(start: Start) -> None:
