@@ -64,6 +64,11 @@ void bind_excitations(nb::module_& m);  // bindings_excitations.cpp
 
 NB_MODULE(_core, m) {
   m.doc() = "Native core of Stoker: page pool, codes, and the walk over a segment.";
+#ifdef NDEBUG
+  // What other packages keep alive to the end of a process (aiohttp remembers its applications) is
+  // no concern of whoever ends a server; builds for debugging still say it.
+  nb::set_leak_warnings(false);
+#endif
   nb::register_exception_translator([](const std::exception_ptr& p, void*) {
     try {
       std::rethrow_exception(p);

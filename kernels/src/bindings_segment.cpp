@@ -135,6 +135,9 @@ class NativeSegment {
     }
     if (count == 0 || !(narrow_ids_ || wide_ids_)) return {};
     std::int64_t* out = ids.data();
+    // Looked at first: whoever waited here behind close() would hold the interpreter's lock, which
+    // those that close() waits for want before they let go.
+    if (closed_) return {};
     const std::shared_lock<std::shared_mutex> under_way(closing_);
     if (closed_) return {};
     const auto put = [this, out, k](std::size_t i, std::uint32_t j, std::uint32_t row) {
@@ -256,8 +259,8 @@ class NativeSegment {
     helpers.reserve(wanted);
     try {
       for (std::size_t t = 1; t < wanted; ++t) helpers.emplace_back(work);
-    } catch (const std::system_error&) {
-      // No more threads to be had: those that there are, this one at least, do the work.
+    } catch (const std::exception&) {
+      // No more threads, or no memory for one: those that there are, this one at least, do the work.
     }
     work();
     for (std::thread& helper : helpers) helper.join();
