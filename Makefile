@@ -74,7 +74,7 @@ demo: $(DEMO_STAMP) $(LLM_STAMP) $(NATIVE_STAMP) ## the main job, on real input
 .PHONY: test
 test: $(TEST_STAMP) $(LLM_STAMP) $(NATIVE_STAMP) ## every test
 	@printf '== tests\n'
-	@OMP_NUM_THREADS=1 $(BIN)/pytest $(TEST_ARGS)
+	@OMP_NUM_THREADS=1 VENV=$(VENV) .ci/test $(TEST_ARGS)
 
 .PHONY: bench
 bench: $(TEST_STAMP) $(PEER_STAMP) $(LLM_STAMP) $(NATIVE_STAMP) ## small benchmarks, with their output

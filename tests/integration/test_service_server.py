@@ -505,7 +505,12 @@ sys.exit(main(sys.argv[1:]))
 
 
 def test_a_terminal_that_closes_ends_a_server_in_order(started: Any) -> None:
-    server = started("--set", "service.warm=none")
+    # Ignored signals are inherited, by these tests too where `nohup` runs them.
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        server = started("--set", "service.warm=none")
+    finally:
+        signal.signal(signal.SIGHUP, before)
     assert server.stop(signal.SIGHUP) == 0
     assert server.lines[-1]["event"] == "stopped"
 
