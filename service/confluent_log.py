@@ -82,8 +82,10 @@ class ConfluentLog:
             except KafkaException as error:
                 if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                     raise
+                # Perhaps made a moment ago, by another replica or by a try of ours given up.
+                self._wait_for_leaders(admin, spec.name, at_least=1)
             else:
-                self._wait_for_leaders(admin, spec)
+                self._wait_for_leaders(admin, spec.name, at_least=spec.partition_count)
                 log.info("service.topic_created", topic=spec.name, partitions=spec.partition_count)
                 return
             resource = _admin.ConfigResource(_admin.ResourceType.TOPIC, spec.name)
@@ -91,18 +93,18 @@ class ConfluentLog:
             policy = described[resource].result(wait_s)["cleanup.policy"].value
         check_cleanup_policy(spec, policy)
 
-    def _wait_for_leaders(self, admin: Any, spec: TopicSpec) -> None:
-        """Wait until the brokers know the new topic: they learn of it after it is made."""
+    def _wait_for_leaders(self, admin: Any, name: str, *, at_least: int) -> None:
+        """Wait until the brokers know a topic's partitions: they learn of it after it is made."""
         deadline_s = time.monotonic() + self.options.request_timeout_s
         while time.monotonic() < deadline_s:
-            found = admin.list_topics(spec.name, timeout=self.options.request_timeout_s)
-            topic = found.topics.get(spec.name)
+            found = admin.list_topics(name, timeout=self.options.request_timeout_s)
+            topic = found.topics.get(name)
             partitions = () if topic is None else topic.partitions.values()
-            if len(partitions) == spec.partition_count and all(p.leader >= 0 for p in partitions):
+            if len(partitions) >= at_least and all(p.leader >= 0 for p in partitions):
                 return
             time.sleep(_FULL_WAIT_S)
         raise LogUnavailable(
-            f"Kafka at {self.options.bootstrap}: topic {spec.name} was made, but has no leaders yet"
+            f"Kafka at {self.options.bootstrap}: topic {name} is there, but has no leaders yet"
         )
 
     def append(self, topic: str, key: bytes, payloads: Sequence[bytes | None]) -> None:

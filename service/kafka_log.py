@@ -70,7 +70,11 @@ class KafkaLog:
             try:
                 admin.create_topics(wanted, wait_for_metadata=True)
             except kafka.errors.TopicAlreadyExistsError:
-                pass
+                # Made a moment ago, by another replica or by a try of ours that was given up? A
+                # member that joins before the brokers know of it reads nothing for a long while.
+                admin.wait_for_topics(
+                    [spec.name], timeout_ms=round(self.options.request_timeout_s * 1000)
+                )
             else:
                 log.info("service.topic_created", topic=spec.name, partitions=spec.partition_count)
                 return

@@ -15,6 +15,8 @@ COMPRESSIONS: Final = ("none", "gzip", "lz4", "snappy", "zstd")
 LINGER_S: Final = 0.005
 # Bytes that a record's frame, key and headers may add to its value on the wire.
 _FRAME_BYTES: Final = 64 << 10
+# How long a client may not know of a topic or a partition that is new; theirs are five minutes.
+_METADATA_AGE_MS: Final = 30_000
 
 
 def check_cleanup_policy(spec: TopicSpec, found: str) -> None:
@@ -134,6 +136,7 @@ class KafkaOptions:
             "bootstrap_timeout_ms": round(self.connect_timeout_s * 1000),
             "request_timeout_ms": round(self.request_timeout_s * 1000),
             "reconnect_backoff_max_ms": 1000,
+            "metadata_max_age_ms": _METADATA_AGE_MS,
         }
         if self.sasl:
             options["sasl_mechanism"] = self.sasl_mechanism
@@ -153,6 +156,7 @@ class KafkaOptions:
             "security.protocol": self.security_protocol.lower(),
             "socket.timeout.ms": round(self.request_timeout_s * 1000),
             "reconnect.backoff.max.ms": 1000,
+            "topic.metadata.refresh.interval.ms": _METADATA_AGE_MS,
         }
         if self.sasl:
             options["sasl.mechanism"] = self.sasl_mechanism

@@ -30,6 +30,9 @@ pytestmark = [pytest.mark.kafka, pytest.mark.timeout(120)]
 
 WAIT_S = 30.0
 
+# A test's consumer group is called as its topic: a member that an earlier test left behind would
+# hold up the joining of another for as long as a member may be without a poll.
+
 
 class Keep:
     """A sink that keeps event ids in order."""
@@ -104,7 +107,7 @@ def test_records_come_back_in_order_with_key_value_and_time(open_log: Any, topic
     log.ensure_topic(TopicSpec(topic_name, partition_count=3))
     log.append(topic_name, b"a", [b"a0", b"a1", b"a2"])
     log.append_batch(topic_name, [(b"b", b"b0"), (b"a", b"a3"), (b"b", None)])
-    consumer = log.consumer(topic_name, "g")
+    consumer = log.consumer(topic_name, topic_name)
     records = read(consumer, 6)
     by_key: dict[bytes, list[bytes | None]] = {b"a": [], b"b": []}
     for record in records:
@@ -122,11 +125,11 @@ def test_committed_offsets_are_where_the_next_member_starts(open_log: Any, topic
     log = open_log()
     log.ensure_topic(TopicSpec(topic_name, partition_count=1))
     log.append(topic_name, b"k", [b"%d" % i for i in range(10)])
-    first = log.consumer(topic_name, "g")
+    first = log.consumer(topic_name, topic_name)
     assert len(read(first, 10)) == 10
     first.commit({0: 4})
     first.close()
-    second = log.consumer(topic_name, "g")
+    second = log.consumer(topic_name, topic_name)
     assert [record.offset for record in read(second, 6)] == [4, 5, 6, 7, 8, 9]
     with pytest.raises(PartitionLost, match="partitions \\[7\\]"):
         second.commit({7: 1})
@@ -145,7 +148,7 @@ def test_clients_put_a_key_in_the_same_partition(broker: Any, topic_name: str) -
     keys = [f"tenant\0session-{i}".encode() for i in range(40)]
     for log in logs:
         log.append_batch(topic_name, [(key, b"v") for key in keys])
-    consumer = logs[0].consumer(topic_name, "g")
+    consumer = logs[0].consumer(topic_name, topic_name)
     partitions: dict[bytes, set[int]] = {}
     for record in read(consumer, 80):
         partitions.setdefault(record.key, set()).add(record.partition)
@@ -219,7 +222,7 @@ def test_five_megabytes_are_carried_or_refused_as_the_setting_says(
         loop.close()
     assert carried.ids == ["e000000", "big", "e000001"]
     assert refused.ids == ["e000000", "e000001"]
-    reader = log.consumer(f"{topic_name}.dead", "g")
+    reader = log.consumer(f"{topic_name}.dead", f"{topic_name}.dead")
     (letter,) = read(reader, 1)
     data = orjson.loads(letter.value)["data"]
     assert data["offset"] == 1
@@ -243,7 +246,7 @@ def test_a_poisoned_record_becomes_a_dead_letter_and_reading_goes_on(
     loop = ConsumeLoop(
         log,
         topic_name,
-        "g",
+        topic_name,
         open_sink=Keep,
         snapshot_path=tmp_path / "snapshot",
         dead_letters=DeadLetters(log, topic=f"{topic_name}.dead"),
@@ -254,14 +257,16 @@ def test_a_poisoned_record_becomes_a_dead_letter_and_reading_goes_on(
     stats = loop.stats()
     assert (stats.events, stats.duplicates, stats.refused) == (2, 1, 4)
     loop.close()
-    reader = log.consumer(f"{topic_name}.dead", "g")
+    reader = log.consumer(f"{topic_name}.dead", f"{topic_name}.dead")
     letters = [orjson.loads(record.value)["data"] for record in read(reader, 4)]
     assert [letter["field"] for letter in letters] == ["$", "$", "id", "$"]
     assert [letter["offset"] for letter in letters] == [1, 2, 3, 4]
     reader.close()
     # A new loop goes on where the snapshot ends, and still knows the ids.
     log.append(topic_name, b"k", [encode(used(1)), encode(used(2))])
-    again = ConsumeLoop(log, topic_name, "g", open_sink=Keep, snapshot_path=tmp_path / "snapshot")
+    again = ConsumeLoop(
+        log, topic_name, topic_name, open_sink=Keep, snapshot_path=tmp_path / "snapshot"
+    )
     end_s = time.monotonic() + WAIT_S
     while again.stats().records < 2 and time.monotonic() < end_s:
         again.step(0.5)
@@ -278,14 +283,14 @@ def test_an_offset_that_retention_took_is_reset_once_and_counted(
     log = open_log()
     log.ensure_topic(TopicSpec(topic_name, partition_count=1))
     log.append(topic_name, b"k", [b"%d" % i for i in range(10)])
-    consumer = log.consumer(topic_name, "g")
+    consumer = log.consumer(topic_name, topic_name)
     assert len(read(consumer, 10)) == 10
     consumer.commit({0: 2})
     consumer.close()
     admin = KafkaAdminClient(bootstrap_servers=broker.bootstrap)
     admin.delete_records({TopicPartition(topic_name, 0): 6})
     admin.close()
-    consumer = log.consumer(topic_name, "g")
+    consumer = log.consumer(topic_name, topic_name)
     assert [record.offset for record in read(consumer, 4)] == [6, 7, 8, 9]
     assert consumer.resets == 1
     assert consumer.poll(10, 0.5) == []
@@ -301,12 +306,12 @@ def test_partitions_move_to_a_second_member_with_their_offsets(
     log.ensure_topic(TopicSpec(topic_name, partition_count=4))
     log.append_batch(topic_name, [(b"k%d" % i, b"%d" % i) for i in range(80)])
     first_moves, second_moves = Moves(), Moves()
-    first = log.consumer(topic_name, "g", listener=first_moves)
+    first = log.consumer(topic_name, topic_name, listener=first_moves)
     records = read(first, 80)
     assert len(records) == 80
     for record in records:
         first_moves.at[record.partition] = record.offset + 1
-    second = log.consumer(topic_name, "g", listener=second_moves)
+    second = log.consumer(topic_name, topic_name, listener=second_moves)
     end_s = time.monotonic() + WAIT_S
     while len(second_moves.assigned) < 2 and time.monotonic() < end_s:
         assert first.poll(100, 0.05) == []
@@ -398,7 +403,7 @@ def test_nothing_acknowledged_is_lost_when_the_broker_dies(
         if down_at_start:
             restartable.start()
         publisher.publish([used(i, f"s{i % 7}") for i in range(200, 300)])
-        loop = ConsumeLoop(log, topic_name, "g", open_sink=Keep, snapshot_path=None)
+        loop = ConsumeLoop(log, topic_name, topic_name, open_sink=Keep, snapshot_path=None)
         closing.callback(loop.close)
         wait_until(lambda: step(loop) and loop.stats().events == 300)
         restartable.kill()
@@ -418,6 +423,29 @@ def test_nothing_acknowledged_is_lost_when_the_broker_dies(
     # Once per outage and cause (nobody listens, nobody answers), however many tries there were.
     lost = [line for line in lines if line["event"] == "service.broker_lost"]
     assert len(lost) <= 4, lost
+
+
+def test_a_topic_made_a_moment_ago_is_waited_for(
+    open_log: Any, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By another replica, say: a member that joins before the brokers know it reads nothing."""
+    open_log().ensure_topic(TopicSpec(topic_name, partition_count=3))
+    log = open_log()
+    log.check_health()
+    admin = log._admin_client()
+    name = "describe_topics" if hasattr(admin, "wait_for_topics") else "list_topics"
+    look, asked = getattr(admin, name), []
+
+    def knows_it_the_third_time(*args: Any, **options: Any) -> Any:
+        asked.append(name)
+        if len(asked) < 3:
+            nowhere = topic_name + ".unknown"
+            return look([nowhere]) if name == "describe_topics" else look(nowhere, **options)
+        return look(*args, **options)
+
+    monkeypatch.setattr(admin, name, knows_it_the_third_time)
+    log.ensure_topic(TopicSpec(topic_name, partition_count=3))
+    assert len(asked) == 3
 
 
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
@@ -461,7 +489,7 @@ def test_a_broker_that_hangs_holds_up_nobody(
     publisher = Publisher(log, topic=topic_name)
     closing.callback(publisher.close)
     publisher.publish([used(i) for i in range(50)])
-    loop = ConsumeLoop(log, topic_name, "g", open_sink=Keep, snapshot_path=None)
+    loop = ConsumeLoop(log, topic_name, topic_name, open_sink=Keep, snapshot_path=None)
     closing.callback(loop.close)
     wait_until(lambda: step(loop) and loop.stats().events == 50)
     restartable.pause()
