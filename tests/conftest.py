@@ -72,13 +72,29 @@ def shared_data() -> Path:
     return folder
 
 
+# Marks of what CI must have, so that a test which lacks it fails there.
+_CI_HAS = ("data", "kafka", "apache_kafka", "models")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Turn the skip of a whole file, for a package that is missing, into a failure in CI."""
+    report = yield
+    if IN_CI and report.skipped:
+        report.outcome = "failed"
+        report.longrepr = f"CI must run this file: {report.longrepr}"
+    return report
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Turn a skip into a failure in CI where the test is marked with something CI must have."""
     report = yield
-    required = [mark for mark in ("data", "kafka", "apache_kafka") if item.get_closest_marker(mark)]
+    required = [mark for mark in _CI_HAS if item.get_closest_marker(mark)]
     if IN_CI and report.skipped and required and not hasattr(report, "wasxfail"):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
         report.outcome = "failed"

@@ -15,6 +15,13 @@
 
 namespace stoker::testing {
 
+#ifdef __SANITIZE_THREAD__
+// The kernel's writes by way of io_uring are invisible to the thread sanitizer.
+inline constexpr IoBackend kBackends[] = {IoBackend::threads};
+#else
+inline constexpr IoBackend kBackends[] = {IoBackend::automatic, IoBackend::threads};
+#endif
+
 // Fills one page so that every word tells its page and its place.
 inline void fill_page(std::byte* page, std::size_t page_bytes, std::uint64_t salt,
                       std::uint32_t number) {

@@ -20,6 +20,7 @@
 #include "stoker/errors.hpp"
 
 using namespace stoker;
+using stoker::testing::kBackends;
 using stoker::testing::page_matches;
 using stoker::testing::TestFolder;
 
@@ -27,13 +28,6 @@ namespace {
 
 constexpr std::size_t kPage = 4096;
 constexpr std::uint64_t kSalt = 77;
-
-#ifdef __SANITIZE_THREAD__
-// The kernel's writes by way of io_uring are invisible to the thread sanitizer.
-const IoBackend kBackends[] = {IoBackend::threads};
-#else
-const IoBackend kBackends[] = {IoBackend::automatic, IoBackend::threads};
-#endif
 
 struct Faults : ReadFaults {
   explicit Faults(std::uint64_t seed) : random(seed) { set_read_faults(this); }

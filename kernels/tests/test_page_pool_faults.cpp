@@ -11,6 +11,7 @@
 #include "stoker/errors.hpp"
 
 using namespace stoker;
+using stoker::testing::kBackends;
 using stoker::testing::page_matches;
 using stoker::testing::TestFolder;
 using std::chrono::milliseconds;
@@ -18,12 +19,6 @@ using std::chrono::milliseconds;
 namespace {
 
 constexpr std::size_t kPage = 4096;
-
-#ifdef __SANITIZE_THREAD__
-const IoBackend kBackends[] = {IoBackend::threads};
-#else
-const IoBackend kBackends[] = {IoBackend::automatic, IoBackend::threads};
-#endif
 
 struct Faults : ReadFaults {
   explicit Faults(std::uint64_t seed = 1) : random(seed) { set_read_faults(this); }

@@ -10,16 +10,11 @@
 #include "stoker/errors.hpp"
 
 using namespace stoker;
+using stoker::testing::kBackends;
 using stoker::testing::page_matches;
 using stoker::testing::TestFolder;
 
 namespace {
-
-#ifdef __SANITIZE_THREAD__
-const IoBackend kBackends[] = {IoBackend::threads};
-#else
-const IoBackend kBackends[] = {IoBackend::automatic, IoBackend::threads};
-#endif
 
 struct ModelStore {
   StoreId id = 0;

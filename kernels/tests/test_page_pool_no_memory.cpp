@@ -55,6 +55,7 @@ void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { rel
 void operator delete(void* memory, const std::nothrow_t&) noexcept { release(memory); }
 
 using namespace stoker;
+using stoker::testing::kBackends;
 using stoker::testing::page_matches;
 using stoker::testing::TestFolder;
 using std::chrono::milliseconds;
@@ -65,12 +66,6 @@ namespace {
 constexpr std::size_t kPage = 4096;
 constexpr std::uint32_t kPages = 128;
 constexpr std::size_t kFrames = 32;
-
-#ifdef __SANITIZE_THREAD__
-const IoBackend kBackends[] = {IoBackend::threads};
-#else
-const IoBackend kBackends[] = {IoBackend::automatic, IoBackend::threads};
-#endif
 
 struct Faults : ReadFaults {
   Faults() { set_read_faults(this); }

@@ -9,6 +9,7 @@
 #include "stoker/errors.hpp"
 
 using namespace stoker;
+using stoker::testing::kBackends;
 using stoker::testing::page_matches;
 using stoker::testing::TestFolder;
 
@@ -20,10 +21,8 @@ constexpr std::uint32_t kStores = 3;
 constexpr std::uint32_t kFrames = 96;
 
 #ifdef __SANITIZE_THREAD__
-const IoBackend kBackends[] = {IoBackend::threads};
 constexpr int kRounds = 60;
 #else
-const IoBackend kBackends[] = {IoBackend::automatic, IoBackend::threads};
 constexpr int kRounds = 150;
 #endif
 

@@ -19,6 +19,8 @@ from stoker.prefetch.events import SEARCH_PERFORMED, Event, new_event
 from stoker.prefetch.heat import HeatGraph
 from stoker.prefetch.settings import PrefetchSettings
 
+pytestmark = pytest.mark.models
+
 pytest.importorskip("spacy")
 
 T0 = 1.7e9
