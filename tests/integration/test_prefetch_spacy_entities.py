@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -154,7 +155,6 @@ def test_any_text_is_read_twice_alike(text: str) -> None:
     assert all(isinstance(name, str) and name for name in names)
 
 
-def _shared(made: list[SpacyFinder] = []) -> SpacyFinder:  # noqa: B006
-    if not made:
-        made.append(SpacyFinder())
-    return made[0]
+@functools.cache
+def _shared() -> SpacyFinder:
+    return SpacyFinder()
