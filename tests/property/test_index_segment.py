@@ -129,7 +129,8 @@ def test_the_budget_chooses_the_bits_and_walks_on_two_miss_nothing(
     sealed: tuple[Path, NDArray[np.float32]],
 ) -> None:
     path, vectors = sealed
-    queries = clustered(np.random.default_rng(SEED + 7), 60, 96) + vectors[:60]
+    # No two builds link alike: over 60 queries the mean recall of sound walks ranged over 0.02.
+    queries = clustered(np.random.default_rng(SEED + 7), 1000, 96) + vectors[:1000]
     want, _ = exact(vectors, queries, 10, "cosine")
     with Segment.open(path) as segment:
         pages = {entry.kind: entry.pages for entry in segment.resident().kinds}
