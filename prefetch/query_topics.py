@@ -33,8 +33,9 @@ _COUNTED = 20
 class QueryTopics:
     """Terms and entities of queries, their heat and the chunks that they lead to.
 
-    One thread at a time, but for `read_ahead`, if the finder takes several. Invariants: those of
-    `TopicHeat` with the settings' bounds; a node leads to chunks of its own tenant only.
+    One thread at a time, but for `read_ahead` and `find_ahead`, if the finder takes several.
+    Invariants: those of `TopicHeat` with the settings' bounds; a node leads to chunks of its own
+    tenant only.
 
     Args:
         settings: Which kinds there are, and the bounds.
@@ -80,10 +81,14 @@ class QueryTopics:
 
         Changes nothing that is kept; may run while another thread reads what is kept.
         """
+        for event in events:
+            if event.type == SEARCH_PERFORMED and event.query:
+                self.find_ahead(event.query)
+
+    def find_ahead(self, query: str) -> None:
+        """Find a query's entities and remember them, so that `expected` is quick; any thread."""
         if self._entities is not None:
-            for event in events:
-                if event.type == SEARCH_PERFORMED and event.query:
-                    self._entities.of(event.query)
+            self._entities.of(query)
 
     def observe(
         self,

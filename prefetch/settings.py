@@ -161,6 +161,12 @@ class PrefetchSettings:
     topics_text_length_max: int = _setting(
         2_000, "Characters of a query that are read: a bound on time. Count."
     )
+    topics_ahead_max: int = _setting(
+        0,
+        "Passages that a question leads to beside those that it found, and that are then fetched "
+        "ahead, with service.placement act and topics on. 0, because on the data measured up to a "
+        "tenth of them is asked for. Count.",
+    )
     warm_budget_ratio: float = _setting(
         0.2, "Share of a source's bytes that a warm-up may load when no budget is given. Ratio."
     )
@@ -228,7 +234,7 @@ class PrefetchSettings:
             raise ConfigError("topics_entities must be off, bundled, a folder or a package, got ''")
         if not 0.0 <= self.topics_share <= 1.0:
             raise ConfigError(f"topics_share must be in [0, 1], got {self.topics_share!r}")
-        for name in ("placement_switch_cost", "placement_refetch_per_miss"):
+        for name in ("placement_switch_cost", "placement_refetch_per_miss", "topics_ahead_max"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"{name} must be >= 0, got {getattr(self, name)!r}")
         if not 0.0 < self.pagerank_damping < 1.0:

@@ -428,7 +428,9 @@ class Engine:
         names = [result_id for result_id, _ in found]
         extra = {"request_id": request_id, "group_key": group_key}
         if self._parts.placement is not None:
-            self._parts.placement.offer(tenant, request.route, request.session, names, self._wall())
+            self._parts.placement.offer(
+                tenant, request.route, request.session, names, self._wall(), query=request.text
+            )
         self._offer(
             SEARCH_PERFORMED,
             tenant,

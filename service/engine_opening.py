@@ -118,7 +118,7 @@ def open_engine(
             event_log=event_log,
             publisher=publisher,
             heat=heat,
-            placement=open_placement(config, index, state_dir),
+            placement=open_placement(config, index, state_dir, foreseen=heat.expected),
             off=off,
         )
         engine = Engine(

@@ -117,6 +117,10 @@ class HeatKeeper:
             self.wait_caught_up(wait_s)
         return self.demand(now_s)
 
+    def expected(self, query: str, tenant: str, now_s: float) -> dict[ContentKey, float]:
+        """Return what a question leads to; see `HeatSink.expected`."""
+        return self.sink.expected(query, tenant, now_s)
+
     def coverage(self, now_s: float) -> Coverage:
         """Return how many of the coming accesses the hottest chunks will serve."""
         return self.sink.coverage(now_s)

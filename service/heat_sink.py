@@ -78,6 +78,15 @@ class HeatSink:
             rest = self._graph.demand_later(now_s, tenant)
         return rest()
 
+    def expected(self, query: str, tenant: str, now_s: float) -> dict[ContentKey, float]:
+        """Return what a question leads to, see `QueryTopics.expected`; nothing without topics."""
+        topics = self._graph.topics
+        if topics is None:
+            return {}
+        topics.find_ahead(query)  # milliseconds, while nobody waits for the heat
+        with self._lock:
+            return topics.expected(query, tenant, now_s)
+
     def coverage(self, now_s: float, tenant: str | None = None) -> Coverage:
         """Return how many coming accesses the hottest chunks will serve; see `HeatGraph`."""
         with self._lock:

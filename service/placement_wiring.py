@@ -9,7 +9,8 @@ taken all the same. While requests are skipped all candidates see the same rest.
 
 With ``act``, what the acting policy wants ahead is loaded once a second, at the priority under
 demand, into free room of the page pool and the KV store, and only while the device has time for
-it. Rooms offer no eviction, so nothing that is resident ever leaves for it.
+it. Rooms offer no eviction, so nothing that is resident ever leaves for it. So is what a question
+leads to beside what it found, where `prefetch.topics_ahead_max` says how many.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import math
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,6 +37,7 @@ from stoker.prefetch.protocols import (
     ContentKey,
     WarmSource,
 )
+from stoker.prefetch.question_area import QuestionArea
 from stoker.prefetch.regime import Regime, regime_for
 from stoker.prefetch.settings import PrefetchSettings
 from stoker.service.collection_index import CollectionIndex
@@ -67,11 +69,16 @@ _OWN_KINDS = frozenset({KIND_REFINE, KIND_KV_BLOCK})
 NVME_IDLE_OVER = 0.65
 
 
+Foreseen = Callable[[str, str, float], Mapping[ContentKey, float]]
+"""(query, tenant, Unix seconds) -> accesses that the query's topics lead one to expect."""
+
+
 class _Request(NamedTuple):
     tenant: str
     route: str | None
     session: str | None
     names: Sequence[str]
+    query: str | None
     time_s: float
     offered_s: float
 
@@ -139,6 +146,7 @@ class LivePlacement:
         demand_wait_us: Callable[[], int] = lambda: 0,
         searched_s: Callable[[], float] = lambda: -math.inf,
         gpu_counts: Callable[[], tuple[int, int] | None] = lambda: None,
+        foreseen: Foreseen = lambda query, tenant, now_s: {},
         monotonic: Callable[[], float] = time.monotonic,
         learnt_path: Path | None = None,
         cpu_time: Callable[[], float] = time.thread_time,
@@ -156,6 +164,8 @@ class LivePlacement:
             demand_wait_us: Gives how long searches have waited for reads so far.
             searched_s: Gives when a search last began, on the clock ``monotonic``.
             gpu_counts: Gives (hits, loads) of the GPU tier; None where there is none.
+            foreseen: Gives what a question leads to, asked for with ``act`` where the settings
+                have a ``topics_ahead_max``.
             learnt_path: Where what Q-learning has learnt is kept; None keeps it nowhere.
 
         Raises:
@@ -173,6 +183,10 @@ class LivePlacement:
         self._demand_wait_us = demand_wait_us
         self._searched_s = searched_s
         self._gpu_counts = gpu_counts
+        self._foreseen = foreseen
+        self._area: QuestionArea | None = None
+        if act and settings.topics_ahead_max:
+            self._area = QuestionArea(_AHEAD_KEYS_MAX, per_question_max=settings.topics_ahead_max)
         self._monotonic = monotonic
         self._cpu_time = cpu_time
         self._pause = pause
@@ -197,15 +211,18 @@ class LivePlacement:
         session: str | None,
         names: Sequence[str],
         time_s: float,
+        *,
+        query: str | None = None,
     ) -> None:
-        """Take what a search retrieved, best first; never waits."""
+        """Take what a search retrieved, best first, and its text if it had one; never waits."""
         if not names:
             return
         if len(self._queue) >= _QUEUE_MAX:
             self._refused += 1
             return
         self._offered_s = self._monotonic()
-        self._queue.append(_Request(tenant, route, session, names, time_s, self._offered_s))
+        text = None if self._area is None else query
+        self._queue.append(_Request(tenant, route, session, names, text, time_s, self._offered_s))
 
     def start(self) -> None:
         """Begin."""
@@ -296,6 +313,17 @@ class LivePlacement:
         # The content is renewed once for many requests: that takes time with all that is known.
         policy.close_request(renew=False)
         self._entropy.count(tenant, request.route, request.names)
+        if self._area is not None:
+            self._foresee(self._area, request)
+
+    def _foresee(self, area: QuestionArea, request: _Request) -> None:
+        """End what was brought in for earlier questions, and want what this one leads to."""
+        retrieved = {(request.tenant, name) for name in request.names}
+        for key in retrieved:
+            area.access(key, request.time_s)
+        if request.query:
+            expected = self._foreseen(request.query, request.tenant, request.time_s)
+            self._want(area.bring(expected, request.time_s, retrieved=retrieved, kept=self._policy))
 
     def _want(self, keys: Sequence[Hashable]) -> None:
         """Note what the acting policy wants ahead; the newest count."""
@@ -397,7 +425,9 @@ class LivePlacement:
             policy, totals = self._policy, self._totals
             bits = sorted(self._entropy.all_bits().values())
             regimes = Counter(regime_for(value).name.lower() for value in bits)
-            accounted = policy.prefetch.to_dict()
+            accounted = Counter(policy.prefetch.to_dict())
+            if self._area is not None:
+                accounted.update(self._area.account.to_dict())
             return PlacementReport(
                 acting=policy.active if totals.accesses else "",
                 switches=len(policy.switches),
@@ -424,7 +454,7 @@ class LivePlacement:
 
 
 def open_placement(
-    config: StokerConfig, index: CollectionIndex, state_dir: Path
+    config: StokerConfig, index: CollectionIndex, state_dir: Path, *, foreseen: Foreseen
 ) -> LivePlacement | None:
     """Return live placement over an index as the settings say; None where it is off.
 
@@ -442,6 +472,7 @@ def open_placement(
         sources=index.warm_sources,
         demand_wait_us=index.demand_wait_us,
         searched_s=index.searched_s,
+        foreseen=foreseen,
         learnt_path=state_dir / LEARNT_NAME,
     )
 

@@ -2,12 +2,14 @@
 
     python tests/bench/bench_prefetch_topics.py
 
-Two questions, each asked before every turn, for the passages that the turn then retrieves:
+Three questions; the first two are asked before every turn, for the passages that it retrieves:
 
 * Warm set: how many are among the first N by decayed demand, and by demand of which hot nodes take
   over a share, as plans do with `topics_entities` and `topics_terms` on.
 * Foreseen: how many are among ten passages by demand, and among ten by what the nodes of the
   question lead to (`QueryTopics.expected`), filled up by demand.
+* Ahead: the hit ratio of the live policy with the whole room, and with a share of the room given to
+  what earlier questions lead to (`QuestionArea`), and how many of those are asked for.
 
 Texts: MTRAG-UN (real times); the human conversations of MT-RAG with their judged passages, a turn
 of each conversation in turn, and SciFact's claims in their order with the ten abstracts nearest by
@@ -38,12 +40,16 @@ from stoker.errors import UnavailableError
 from stoker.prefetch.entities import Entities
 from stoker.prefetch.events import SEARCH_PERFORMED, Event
 from stoker.prefetch.heat import HeatGraph
+from stoker.prefetch.placement import StokerPolicy
+from stoker.prefetch.question_area import QuestionArea
 from stoker.prefetch.topics import Node, Terms, TopicHeat, blend
 
 STEP_S = 40.0
 SHARES = (0.1, 0.3)
 ROOMS = (20, 50, 100)
 FORESEEN = 10
+AREAS = ((0.0, 1), (0.1, 4), (0.2, 8))  # share of the room, passages a question brings in
+AREA_ROOMS = (100, 400)
 KINDS = ("terms", "entities", "terms and entities")
 MTRAG = DATA / "mtrag"
 
@@ -135,10 +141,10 @@ TEXTS = {
 class Kind:
     """One kind of node over a stream: its heat, and what it says before each turn."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, node_half_life_s: float = 6 * 3600.0) -> None:
         self._terms = Terms() if "terms" in name else None
         self._entities = Entities() if "entities" in name else None
-        self._heat = TopicHeat()
+        self._heat = TopicHeat(node_half_life_s=node_half_life_s)
         self.named = 0
 
     def nodes(self, question: str) -> list[Node]:
@@ -210,23 +216,59 @@ def worth(turns: Sequence[Event], kind: Kind, *, every: int = 1) -> dict[str, An
     }
 
 
-def run(texts: dict[str, Sequence[Event]]) -> list[dict[str, Any]]:
+def ahead(
+    turns: Sequence[Event], kind: Kind, *, room: int, share: float, per_question: int
+) -> dict[str, float]:
+    """Return the hit ratio with a share of the room for what questions lead to, and its use."""
+    area_room = int(room * share)
+    policy = StokerPolicy(room - area_room)
+    area = QuestionArea(max(1, area_room), per_question_max=per_question)
+    hits = accesses = 0
+    for turn in turns:
+        keys = [(TENANT, chunk) for chunk in turn.chunk_ids]
+        for key in keys:
+            kept = policy.access(key, session=turn.session, time_s=turn.time_s).hit
+            hits += area.access(key, turn.time_s) or kept
+            accesses += 1
+        policy.close_request()
+        if area_room:
+            expected = kind.expected(turn.query or "", turn.time_s)
+            area.bring(expected, turn.time_s, retrieved=keys, kept=policy)
+        kind.take(turn)
+    counts = area.account
+    return {
+        "hit_ratio": hits / max(1, accesses),
+        "useful": counts.useful / max(1, counts.issued_total),
+    }
+
+
+def run(
+    texts: dict[str, Sequence[Event]], *, node_half_life_s: float = 6 * 3600.0
+) -> list[dict[str, Any]]:
     """Measure every kind on every text; kinds whose library is not installed are left out."""
     rows = []
     for text, turns in texts.items():
         for name in KINDS:
             try:
-                kind = Kind(name)
+                kind = Kind(name, node_half_life_s=node_half_life_s)
             except UnavailableError as error:
                 print(f"{name}: left out: {error}")
                 continue
             every = 1 if len(turns) < 1_000 else 5
-            rows.append({"text": text, "kind": name, **worth(turns, kind, every=every)})
+            areas = {
+                (room, share): ahead(
+                    turns, Kind(name), room=room, share=share, per_question=per_question
+                )
+                for room in AREA_ROOMS
+                for share, per_question in AREAS
+            }
+            found = worth(turns, kind, every=every)
+            rows.append({"text": text, "kind": name, "areas": areas, **found})
     return rows
 
 
 def render(rows: Sequence[dict[str, Any]]) -> str:
-    """Return two Markdown tables: warm sets, and what questions foresee."""
+    """Return Markdown tables: warm sets, what questions foresee, what is worth fetching ahead."""
     shares = ("0%", *(f"{share:.0%}" for share in SHARES))
     heads = [f"room {room}: none; {'; '.join(shares[1:])}" for room in ROOMS]
     out = [f"| text | nodes | {' | '.join(heads)} |", f"|---|---|{'---:|' * len(heads)}"]
@@ -248,19 +290,37 @@ def render(rows: Sequence[dict[str, Any]]) -> str:
             f"| {row['text']} | {row['kind']} | {row['named']:.3f} | {row['known']:.3f} | "
             f"{by_demand:.4f}; {by_nodes:.4f} | {row['expected_ms']:.2f} |"
         )
+    heads = [f"room {room}: {'; '.join(f'{s:.0%}' for s, _ in AREAS)}" for room in AREA_ROOMS]
+    out += [
+        "",
+        f"| text | nodes | hits with a share ahead, {' | '.join(heads)} | asked for, of those |",
+        f"|---|---|{'---:|' * len(heads)}---:|",
+    ]
+    for row in rows:
+        cells = [
+            "; ".join(f"{row['areas'][room, share]['hit_ratio']:.4f}" for share, _ in AREAS)
+            for room in AREA_ROOMS
+        ]
+        asked = [row["areas"][room, s]["useful"] for room in AREA_ROOMS for s, _ in AREAS if s]
+        used = f"{min(asked):.3f} to {max(asked):.3f}"
+        out.append(f"| {row['text']} | {row['kind']} | {' | '.join(cells)} | {used} |")
     return "\n".join(out) + "\n"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark from the command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument(
+        "--half-life", type=float, default=6 * 3600.0, help="of a node's heat in plans, seconds"
+    )
     parser.add_argument("--text", choices=list(TEXTS), action="append", help="only this one")
     args = parser.parse_args(argv)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(30))
     if not DATA.is_dir():
         print(f"no texts: {DATA} is not there")
         return 0
-    print(render(run({name: TEXTS[name]() for name in args.text or TEXTS})), flush=True)
+    texts = {name: TEXTS[name]() for name in args.text or TEXTS}
+    print(render(run(texts, node_half_life_s=args.half_life)), flush=True)
     print(f"{platform.platform()}; python {' '.join(sys.argv)}")
     return 0
 

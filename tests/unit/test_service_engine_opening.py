@@ -42,7 +42,7 @@ def test_a_server_that_cannot_be_opened_leaves_nothing_behind(
     build_collection(tmp_path / "index", np.eye(DIM, dtype=np.float32), metric="cosine")
     before = set(threading.enumerate())
 
-    def missing(*_: Any) -> None:
+    def missing(*_: Any, **__: Any) -> None:
         raise UnavailableError("a library is missing")
 
     monkeypatch.setattr("stoker.service.engine_opening.open_placement", missing)

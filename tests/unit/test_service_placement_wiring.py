@@ -16,7 +16,7 @@ from stoker.errors import UnavailableError
 from stoker.prefetch.protocols import LoadOutcome, UnitBatch
 from stoker.prefetch.regime import Regime
 from stoker.prefetch.settings import PrefetchSettings
-from stoker.service.placement_wiring import LivePlacement
+from stoker.service.placement_wiring import Foreseen, LivePlacement
 
 
 class Room:
@@ -54,7 +54,15 @@ class Room:
 class Bench:
     """Live placement under clocks that the test sets."""
 
-    def __init__(self, *, act: bool = False, cpu_ratio_max: float = 1.0, room: int = 8) -> None:
+    def __init__(
+        self,
+        *,
+        act: bool = False,
+        cpu_ratio_max: float = 1.0,
+        room: int = 8,
+        settings: PrefetchSettings | None = None,
+        foreseen: Foreseen = lambda query, tenant, now_s: {},
+    ) -> None:
         self.now = 100.0
         self.cpu = 0.0
         self.cpu_step = 0.0
@@ -63,9 +71,10 @@ class Bench:
         self.gpu: tuple[int, int] | None = None
         self.room = Room()
         self.placement = LivePlacement(
-            PrefetchSettings(),
+            settings or PrefetchSettings(),
             room_keys=room,
             act=act,
+            foreseen=foreseen,
             cpu_ratio_max=cpu_ratio_max,
             sources=lambda: [self.room],
             demand_wait_us=lambda: self.wait_us,
@@ -80,8 +89,14 @@ class Bench:
         self.cpu += self.cpu_step
         return self.cpu
 
-    def search(self, *names: str, session: str | None = "s", route: str | None = None) -> None:
-        self.placement.offer("t", route, session, list(names), self.now)
+    def search(
+        self,
+        *names: str,
+        session: str | None = "s",
+        route: str | None = None,
+        query: str | None = None,
+    ) -> None:
+        self.placement.offer("t", route, session, list(names), self.now, query=query)
 
     def tick(self, seconds: float = 0.1) -> None:
         self.now += seconds
@@ -277,6 +292,43 @@ def test_a_hot_spot_is_counted_once_its_window_ends() -> None:
                 bench.tick(0.1)
         bench.tick(61.0)
     assert bench.placement.report().drifts == 1
+
+
+def leads_to(*names: str) -> Foreseen:
+    """Return what gives these passages of the asking tenant, the first the most."""
+
+    def foreseen(query: str, tenant: str, now_s: float) -> dict[tuple[str, str], float]:
+        assert query == "about Kafka"
+        return {(tenant, name): 1.0 / (at + 1) for at, name in enumerate(names)}
+
+    return foreseen
+
+
+def test_what_a_question_leads_to_is_loaded_and_accounted() -> None:
+    settings = PrefetchSettings(topics_ahead_max=2)
+    bench = Bench(act=True, settings=settings, foreseen=leads_to("p1", "p50", "p60", "p70"))
+    bench.search("p1", "p2", query="about Kafka")
+    bench.tick(1.1)
+    bench.tick(1.1)
+    # Two of the four, and not the one that the question found itself.
+    assert {50, 60} <= {unit for _, unit in bench.room.loaded}
+    assert 70 not in {unit for _, unit in bench.room.loaded}
+    before = bench.placement.report().prefetch
+    bench.search("p50")
+    bench.tick()
+    after = bench.placement.report().prefetch
+    assert after["useful"] == before["useful"] + 1
+
+
+@pytest.mark.parametrize(("act", "count"), [(True, 0), (False, 2)])
+def test_questions_lead_nowhere_where_that_is_off(act: bool, count: int) -> None:
+    def never(query: str, tenant: str, now_s: float) -> dict[tuple[str, str], float]:
+        raise AssertionError(query)
+
+    bench = Bench(act=act, settings=PrefetchSettings(topics_ahead_max=count), foreseen=never)
+    bench.search("p1", query="about Kafka")
+    bench.tick(1.1)
+    assert bench.placement.report().accesses == 1
 
 
 def test_the_thread_starts_and_ends() -> None:

@@ -105,8 +105,12 @@ def test_entities_are_found_while_nobody_waits_for_the_heat() -> None:
     sink = HeatSink(HeatGraph(SETTINGS, topics=topics))
     sink.apply(searches(3))
     assert len(topics) == 3
+    # A question of a search is read by another thread than the log's events, just so.
+    assert sink.expected("about Oslo and Paris", "t", T0 + 3.0) == {("t", "c2"): 1.0}
+    assert sink.expected("about Paris", "another", T0 + 3.0) == {}
 
 
 def test_without_topics_columns_are_taken() -> None:
     assert not HeatSink(HeatGraph()).reads_queries
     assert open_sink(None).reads_queries
+    assert HeatSink(HeatGraph()).expected("about Kafka", "t", T0) == {}
