@@ -28,7 +28,7 @@ import platform
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -243,7 +243,7 @@ def ahead(
 
 
 def run(
-    texts: dict[str, Sequence[Event]], *, node_half_life_s: float = 6 * 3600.0
+    texts: Mapping[str, Sequence[Event]], *, node_half_life_s: float = 6 * 3600.0
 ) -> list[dict[str, Any]]:
     """Measure every kind on every text; kinds whose library is not installed are left out."""
     rows = []
