@@ -8,19 +8,17 @@ an older Stoker reads what it can, and refuses the rest by name.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.prefetch.coverage_curve import RecentAccesses
 from stoker.prefetch.heat_clock import NEVER
+from stoker.prefetch.heat_tables import HeatTables
 from stoker.prefetch.rank_tracker import RankTracker
 from stoker.prefetch.snapshot import SnapshotCorrupt, kind_of, pack, unpack
 from stoker.prefetch.tail_sketch import TailSketch
-
-if TYPE_CHECKING:
-    from stoker.prefetch.heat import HeatGraph
 
 _KIND = "heat graph 2"
 _KIND_TAIL = "heat graph 3"
@@ -35,7 +33,7 @@ _ARRAYS = (
 )
 
 
-def to_snapshot(graph: HeatGraph) -> bytes:
+def to_snapshot(graph: HeatTables) -> bytes:
     """Return the whole state; equal state gives equal bytes."""
     count = len(graph._keys)
     clock = graph._clock
@@ -128,7 +126,7 @@ def read_snapshot(data: bytes) -> tuple[str, dict[str, Any], dict[str, NDArray[A
     return kind, *unpack(kind, data)
 
 
-def restore(graph: HeatGraph, data: bytes) -> None:
+def restore(graph: HeatTables, data: bytes) -> None:
     """Fill an empty graph with what `to_snapshot` saved.
 
     Raises:

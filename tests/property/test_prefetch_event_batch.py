@@ -25,7 +25,8 @@ from stoker.prefetch.events import (
     decode,
 )
 from stoker.prefetch.graph import NO_TARGET, EdgeTable
-from stoker.prefetch.heat import EDGE_BLOCK, HeatGraph
+from stoker.prefetch.heat import HeatGraph
+from stoker.prefetch.heat_tables import EDGE_BLOCK
 from stoker.prefetch.settings import PrefetchSettings
 
 T0 = 1_760_000_000.0
