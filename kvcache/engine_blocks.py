@@ -20,9 +20,10 @@ import numpy as np
 import structlog
 
 from stoker.errors import InputError
+from stoker.kvcache.block_names import BlockHash, hashes_of, root_hash
 from stoker.kvcache.kv_file import KvCorrupt, read_kv, write_kv
 from stoker.kvcache.language_model import Kv
-from stoker.kvcache.prefix_blocks import BlockHash, hashes_of, joined, root_hash
+from stoker.kvcache.prefix_blocks import joined
 
 log = structlog.get_logger(__name__)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import structlog
 
-from stoker.kvcache.prefix_blocks import BlockHash, hashes_of
+from stoker.kvcache.block_names import BlockHash, hashes_of
 
 log = structlog.get_logger(__name__)
 

@@ -1,15 +1,14 @@
 """Prefix blocks: KV in blocks of fixed token count, found by a chained hash, shared and bounded.
 
 A block's hash covers its tokens and all before it, so a prompt's longest cached prefix is found by
-one table look-up a block, and what agrees with the rest of it by one search among sorted tokens.
-The names are those of the engines' KV events (`BlockStored`, ...).
+one table look-up a block, and what agrees with the rest of it by one search among sorted tokens
+(`block_names` has the hashes). The words are those of the engines' KV events (`BlockStored`, ...).
 """
 
 from __future__ import annotations
 
 import bisect
 import dataclasses
-import hashlib
 import heapq
 import math
 from collections import OrderedDict
@@ -19,9 +18,9 @@ from typing import NewType, Protocol
 import numpy as np
 
 from stoker.errors import CapacityError, InputError
+from stoker.kvcache.block_names import BlockHash, block_hash, hashes_of
 from stoker.kvcache.language_model import Kv
 
-BlockHash = NewType("BlockHash", bytes)
 SequenceId = NewType("SequenceId", int)
 
 TIER_HOST, TIER_NVME = "host", "nvme"
@@ -109,31 +108,6 @@ class _Sequence:
     root: BlockHash
     blocks: list[BlockHash]
     tail: _Tail
-
-
-def root_hash(*, model_id: str, tenant: str, adapter: str = "", block_tokens: int) -> BlockHash:
-    """Return the parent of a first block: equal texts of two tenants or models never meet."""
-    digest = hashlib.blake2b(digest_size=16, person=b"stoker-kv-root")
-    for part in (model_id, tenant, adapter, str(block_tokens)):
-        raw = part.encode()
-        digest.update(len(raw).to_bytes(8, "little") + raw)
-    return BlockHash(digest.digest())
-
-
-def block_hash(parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:
-    """Chain a block's hash to its parent's."""
-    digest = hashlib.blake2b(parent, digest_size=16, person=b"stoker-kv-block")
-    digest.update(np.asarray(token_ids, "<i4").tobytes())
-    return BlockHash(digest.digest())
-
-
-def hashes_of(root: BlockHash, token_ids: Sequence[int], block_tokens: int) -> list[BlockHash]:
-    """Return the hashes of a prompt's whole blocks."""
-    found, parent = [], root
-    for start in range(0, len(token_ids) - block_tokens + 1, block_tokens):
-        parent = block_hash(parent, token_ids[start : start + block_tokens])
-        found.append(parent)
-    return found
 
 
 def joined(parts: Iterable[Kv | None]) -> Kv | None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import structlog
 
+from stoker.kvcache.block_names import BlockHash
 from stoker.kvcache.kv_file import KvCorrupt, read_header, read_kv, write_kv
 from stoker.kvcache.language_model import Kv
-from stoker.kvcache.prefix_blocks import BlockHash
 
 log = structlog.get_logger(__name__)
 

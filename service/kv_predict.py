@@ -16,10 +16,10 @@ from collections.abc import Callable, Mapping, Sequence
 import structlog
 
 from stoker.errors import StokerError
+from stoker.kvcache.block_names import BlockHash
 from stoker.kvcache.engine_blocks import EngineBlocks
 from stoker.kvcache.passages import PassageStore
 from stoker.kvcache.predicted_reuse import block_weights, write_predicted
-from stoker.kvcache.prefix_blocks import BlockHash
 
 log = structlog.get_logger(__name__)
 

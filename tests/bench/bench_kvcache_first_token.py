@@ -27,13 +27,14 @@ import numpy as np
 import pytest
 
 from stoker.kvcache import small_model
+from stoker.kvcache.block_names import BlockHash, block_hash, root_hash
 from stoker.kvcache.chunk_gate import GatePrompt, measure_gate
 from stoker.kvcache.chunk_reuse import encode_chunk, place_chunks, run_placed
 from stoker.kvcache.first_token import measure_first_token
 from stoker.kvcache.kv_file import write_kv
 from stoker.kvcache.language_model import Kv, LanguageModel
 from stoker.kvcache.layer_loads import LayerFile, LayerLoader, load_first, overlapped_cache
-from stoker.kvcache.prefix_blocks import BlockHash, PrefixBlocks, block_hash, joined, root_hash
+from stoker.kvcache.prefix_blocks import PrefixBlocks, joined
 from stoker.kvcache.settings import KvcacheSettings
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker.kvcache.prefix_blocks import PrefixBlocks, root_hash
+from stoker.kvcache.block_names import root_hash
+from stoker.kvcache.prefix_blocks import PrefixBlocks
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from kvcache_bench import last_line

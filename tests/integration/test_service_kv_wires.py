@@ -21,12 +21,13 @@ from aiohttp import web
 
 from stoker.index.collection import Collection
 from stoker.index.collection_build import build_collection
+from stoker.kvcache.block_names import hashes_of, root_hash
 from stoker.kvcache.chunk_gate import GateReport
 from stoker.kvcache.engine_blocks import EngineBlocks
 from stoker.kvcache.language_model import Kv
 from stoker.kvcache.passages import PassageStore
 from stoker.kvcache.predicted_reuse import read_predicted
-from stoker.kvcache.prefix_blocks import PrefixBlocks, hashes_of, root_hash
+from stoker.kvcache.prefix_blocks import PrefixBlocks
 from stoker.kvcache.settings import KvcacheSettings
 from stoker.kvcache.tiers import open_gate
 from stoker.service.embedded_log import EmbeddedLog

@@ -14,15 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from stoker.errors import InputError
+from stoker.kvcache.block_names import BlockHash, block_hash, root_hash
 from stoker.kvcache.language_model import Kv
-from stoker.kvcache.prefix_blocks import (
-    BlockHash,
-    BlocksFull,
-    PrefixBlocks,
-    SequenceId,
-    block_hash,
-    root_hash,
-)
+from stoker.kvcache.prefix_blocks import BlocksFull, PrefixBlocks, SequenceId
 from stoker.kvcache.prefix_tier import FileTier
 
 BLOCK = 2

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from stoker.kvcache.block_names import root_hash
 from stoker.kvcache.engine_blocks import EngineBlocks
 from stoker.kvcache.language_model import Kv
 from stoker.kvcache.predicted_reuse import (
@@ -16,7 +17,7 @@ from stoker.kvcache.predicted_reuse import (
     read_predicted,
     write_predicted,
 )
-from stoker.kvcache.prefix_blocks import PrefixBlocks, root_hash
+from stoker.kvcache.prefix_blocks import PrefixBlocks
 
 SIZE = 4
 ROOT = root_hash(model_id="m", tenant="t", block_tokens=SIZE)

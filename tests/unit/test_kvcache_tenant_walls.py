@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from stoker.errors import StokerError
+from stoker.kvcache.block_names import BlockHash, root_hash
 from stoker.kvcache.engine_blocks import EngineBlocks
 from stoker.kvcache.language_model import Kv
 from stoker.kvcache.lookup import LookupReuse, Refusal
 from stoker.kvcache.passages import PassageStore
-from stoker.kvcache.prefix_blocks import BlockHash, PrefixBlocks, SequenceId, root_hash
+from stoker.kvcache.prefix_blocks import PrefixBlocks, SequenceId
 from stoker.kvcache.settings import KvcacheSettings
 from stoker.kvcache.tenant_lookups import Fence
 from stoker.kvcache.tenant_slots import TenantQuota, TenantSlots

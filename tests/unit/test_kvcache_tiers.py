@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import ConfigError
-from stoker.kvcache.prefix_blocks import root_hash
+from stoker.kvcache.block_names import root_hash
 from stoker.kvcache.settings import KvcacheSettings
 from stoker.kvcache.tiers import open_passages, open_prefix_blocks, open_slab
 
