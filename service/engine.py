@@ -22,7 +22,6 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from stoker.errors import StokerError
 from stoker.index.filters import FilterError
 from stoker.index.hits import Hits
 from stoker.kvcache.lookup import Reuse
@@ -58,6 +57,7 @@ from stoker.service.problems import (
     RequestError,
 )
 from stoker.service.reuse_front import ReuseFront
+from stoker.service.rounds import Rounds, is_fault
 from stoker.service.warmup import WarmupRunner
 
 log = structlog.get_logger(__name__)
@@ -108,7 +108,12 @@ class Engine:
         self._monotonic = monotonic
         self._wall = wall
         self._closed = False
-        self._closing = threading.Event()
+        self._refreshing = Rounds(
+            self._follow_writer,
+            name="refresh",
+            every_s=config.service.refresh_s,
+            failed=self._not_followed,
+        )
         self._when_closed = closed
         self._lock = threading.Lock()
         self._shown = ShownParts(parts, self.metrics)
@@ -147,7 +152,7 @@ class Engine:
             self._parts.kv.start(heat=self.demand, generation=lambda: self._index.generation)
         service = self.config.service
         if self._index.mode == "r":
-            threading.Thread(target=self._follow_writer, name="refresh", daemon=True).start()
+            self._refreshing.start()
         if service.warm != "none":
             self._warmup.start(
                 budget_bytes=None,
@@ -169,7 +174,6 @@ class Engine:
             if self._closed:
                 return
             self._closed = True
-        self._closing.set()
         parts = self._parts
         end_s = self._monotonic() + _STOP_S
 
@@ -177,6 +181,7 @@ class Engine:
             return max(_STOP_S_MIN, end_s - self._monotonic())
 
         idle = self._warmup.stop(left_s()) and idle
+        idle = self._refreshing.stop(left_s()) and idle
         if parts.placement is not None:
             idle = parts.placement.stop(left_s()) and idle
         if parts.kv is not None:
@@ -196,18 +201,15 @@ class Engine:
             log.warning("service.close_incomplete", timeout_s=_STOP_S)
 
     def _follow_writer(self) -> None:
-        """Show what the process that writes to the index has changed, until closing."""
-        failing = False
-        while not self._closing.wait(self.config.service.refresh_s):
-            try:
-                if self._index.refresh() and self._parts.kv is not None:
-                    self._parts.kv.forget_documents()
-                failing = False
-            except StokerError as error:
-                # What was there goes on being served; said once, not every second.
-                if not failing and not self._closing.is_set():
-                    log.error("service.refresh_failed", reason=str(error))
-                failing = True
+        """Show what the process that writes to the index has changed."""
+        if self._index.refresh() and self._parts.kv is not None:
+            self._parts.kv.forget_documents()
+
+    @staticmethod
+    def _not_followed(error: Exception, again: bool) -> None:
+        # What was there goes on being served; said once, not every second.
+        if not again:
+            log.error("service.refresh_failed", reason=str(error), exc_info=is_fault(error))
 
     def readiness(self) -> Readiness:
         """Tell whether traffic should come, and which parts are on."""

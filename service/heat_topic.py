@@ -11,7 +11,6 @@ others had published, once its own head stands.
 
 from __future__ import annotations
 
-import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -20,8 +19,9 @@ from typing import Any, Final
 
 import structlog
 
-from stoker.errors import CorruptError, StokerError
+from stoker.errors import CorruptError
 from stoker.prefetch.heat_parts import join_heat, read_head, split_heat
+from stoker.service.rounds import Rounds, is_fault
 from stoker.service.snapshot_file import read_snapshot
 from stoker.service.streams import (
     Consumer,
@@ -89,20 +89,22 @@ class HeatPublisher:
         self._offsets: Any = None
         self._looked_at: tuple[int, int, int] | None = None
         self._due_s = monotonic()
-        self._failing = False
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._rounds = Rounds(
+            lambda: self.step(_WAIT_S),
+            name="heat topic",
+            every_s=0.0,
+            retry_s=_RETRY_S,
+            failed=self._failed,
+            ended=self._leave,
+        )
 
     def start(self) -> None:
         """Publish from now on, in a thread."""
-        self._thread = threading.Thread(target=self._run, name="heat topic", daemon=True)
-        self._thread.start()
+        self._rounds.start()
 
     def stop(self, timeout_s: float) -> None:
         """Stop, and let another replica take over."""
-        self._stop.set()
-        if self._thread is not None:
-            self._thread.join(timeout_s)
+        self._rounds.stop(timeout_s)
 
     def step(self, wait_s: float) -> bool:
         """Do one turn, waiting at most `wait_s` for records; returns whether it published.
@@ -204,26 +206,21 @@ class HeatPublisher:
             seconds=round(self._monotonic() - began_s, 3),
         )
 
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            try:
-                self.step(_WAIT_S)
-                self._failing = False
-            except Exception as error:
-                # The heat itself goes on; only new replicas start from an older one.
-                if not self._failing:
-                    log.warning(
-                        "service.heat_publishing_failed",
-                        topic=self._topic,
-                        reason=str(error),
-                        exc_info=not isinstance(error, StokerError),
-                    )
-                self._failing = True
-                self._stop.wait(_RETRY_S)
+    def _failed(self, error: Exception, again: bool) -> None:
+        # The heat itself goes on; only new replicas start from an older one.
+        if not again:
+            log.warning(
+                "service.heat_publishing_failed",
+                topic=self._topic,
+                reason=str(error),
+                exc_info=is_fault(error),
+            )
+
+    def _leave(self) -> None:
         try:
             self.close()
         except (LogUnavailable, LogFull) as error:
-            log.warning("service.heat_publishing_failed", topic=self._topic, reason=str(error))
+            self._failed(error, again=False)
 
 
 def read_heat(

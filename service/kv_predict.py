@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
-import threading
 from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 
-from stoker.errors import StokerError
 from stoker.kvcache.block_names import BlockHash
 from stoker.kvcache.engine_blocks import EngineBlocks
 from stoker.kvcache.passages import PassageStore
 from stoker.kvcache.predicted_reuse import block_weights, write_predicted
+from stoker.service.rounds import Rounds, is_fault
 
 log = structlog.get_logger(__name__)
 
@@ -75,44 +74,31 @@ class ReusePrediction:
         self._root = root
         self._tokens_of = tokens_of
         self._passages_max = passages_max
-        self._every_s = every_s
-        self._stop = threading.Event()
-        self._changed = threading.Condition()
-        self._counts = PredictionCounts()
-        self._thread = threading.Thread(target=self._run, name="kv-predict", daemon=True)
+        self._counts = PredictionCounts()  # replaced as a whole, by the rounds alone
+        self._rounds = Rounds(self._round, name="kv-predict", every_s=every_s, failed=self._failed)
 
     def start(self) -> None:
         """Begin; the first round runs at once."""
-        self._thread.start()
+        self._rounds.start()
 
     def counts(self) -> PredictionCounts:
         """Return what was done so far."""
-        with self._changed:
-            return self._counts
+        return self._counts
 
     def wait_for(self, rounds: int, *, timeout_s: float) -> bool:
         """Wait until that many rounds are done in all; tells whether they are."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self._counts.rounds >= rounds, timeout_s)
+        return self._rounds.wait_for(rounds, timeout_s=timeout_s)
 
     def close(self, timeout_s: float = 10.0) -> bool:
         """Stop; tells whether that was done in time."""
-        self._stop.set()
-        if self._thread.ident is not None:
-            self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        return self._rounds.stop(timeout_s)
 
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            try:
-                found = self.predict()
-            except (StokerError, OSError) as error:
-                log.warning("service.reuse_unpredicted", reason=str(error))
-            else:
-                with self._changed:
-                    self._counts = found
-                    self._changed.notify_all()
-            self._stop.wait(self._every_s)
+    def _round(self) -> None:
+        self._counts = self.predict()
+
+    @staticmethod
+    def _failed(error: Exception, again: bool) -> None:
+        log.warning("service.reuse_unpredicted", reason=str(error), exc_info=is_fault(error))
 
     def predict(self) -> PredictionCounts:
         """Do one round; returns the counts with it.
@@ -131,7 +117,7 @@ class ReusePrediction:
             (
                 (token_ids, weight)
                 for key, weight in hottest
-                if not self._stop.is_set() and (token_ids := self._tokens_of(key))
+                if not self._rounds.stopping and (token_ids := self._tokens_of(key))
             ),
             root=self._root,
             block_tokens=self._blocks.block_tokens,

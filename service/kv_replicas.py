@@ -22,7 +22,8 @@ from stoker.kvcache.version_vector import (
     Version,
     VersionVector,
 )
-from stoker.service.streams import EventLog, LogUnavailable, TopicSpec
+from stoker.service.rounds import Rounds, is_fault
+from stoker.service.streams import Consumer, EventLog, TopicSpec
 
 log = structlog.get_logger(__name__)
 
@@ -96,8 +97,15 @@ class ReplicatedMetadata:
         self._sent: dict[str, Register] = {}
         self._applied = self._refused = 0
         self._changed = threading.Condition()
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._consumer: Consumer | None = None
+        self._rounds = Rounds(
+            self._follow,
+            name="kv-replicas",
+            every_s=0.0,
+            retry_s=1.0,
+            failed=self._behind,
+            ended=self._leave,
+        )
         event_log.ensure_topic(TopicSpec(topic, partition_count=1, compacted=True))
 
     @property
@@ -107,8 +115,7 @@ class ReplicatedMetadata:
 
     def start(self) -> None:
         """Begin to follow the others, from the topic's oldest record."""
-        self._thread = threading.Thread(target=self._run, name="kv-replicas", daemon=True)
-        self._thread.start()
+        self._rounds.start()
 
     def write(self, key: str, value: str | None) -> None:
         """Write or, with None, delete a key here and, when this returns, in the log.
@@ -146,28 +153,23 @@ class ReplicatedMetadata:
 
     def close(self, timeout_s: float = 10.0) -> bool:
         """Stop following; tells whether that was done in time."""
-        self._stop.set()
-        if self._thread is None:
-            return True
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        return self._rounds.stop(timeout_s)
 
-    def _run(self) -> None:
-        # A group of our own, always from the oldest record: the table is in memory only.
-        group = f"kv-{self.replica}"
-        consumer = self._event_log.consumer(self._topic, group, listener=_FromTheStart())
-        try:
-            while not self._stop.is_set():
-                try:
-                    records = consumer.poll(_BATCH, _POLL_S)
-                except LogUnavailable as error:
-                    log.warning("service.kv_replicas_behind", reason=str(error))
-                    self._stop.wait(1.0)
-                    continue
-                for record in records:
-                    self._take(record.key.decode("utf-8", "replace"), record.value)
-        finally:
-            consumer.close()
+    def _follow(self) -> None:
+        if self._consumer is None:
+            # A group of our own, always from the oldest record: the table is in memory only.
+            group = f"kv-{self.replica}"
+            self._consumer = self._event_log.consumer(self._topic, group, listener=_FromTheStart())
+        for record in self._consumer.poll(_BATCH, _POLL_S):
+            self._take(record.key.decode("utf-8", "replace"), record.value)
+
+    @staticmethod
+    def _behind(error: Exception, again: bool) -> None:
+        log.warning("service.kv_replicas_behind", reason=str(error), exc_info=is_fault(error))
+
+    def _leave(self) -> None:
+        if self._consumer is not None:
+            self._consumer.close()
 
     def _take(self, key: str, raw: bytes | None) -> None:
         answer: Register | None = None
@@ -188,7 +190,7 @@ class ReplicatedMetadata:
             try:
                 self._event_log.append(self._topic, key.encode(), [encode_register(answer)])
             except StokerError as error:
-                log.warning("service.kv_replicas_behind", reason=str(error))
+                self._behind(error, again=False)
 
 
 class _FromTheStart:

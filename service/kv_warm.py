@@ -8,7 +8,6 @@ round runs every few seconds in a thread of its own; no request ever waits for i
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 
@@ -17,6 +16,7 @@ import structlog
 from stoker.errors import StokerError
 from stoker.kvcache.engine_warm import ContentKey, EngineWarmer, EngineWarmOutcome
 from stoker.service.kv_replicas import SharedLeases
+from stoker.service.rounds import Rounds, is_fault
 
 log = structlog.get_logger(__name__)
 
@@ -94,51 +94,37 @@ class EngineWarmLoop:
         self._generation = generation
         self._held = held
         self._leases = leases
-        self._every_s = every_s
-        self._stop = threading.Event()
-        self._condition = threading.Condition()
-        self._rounds = 0
         self._last: EngineWarmOutcome | None = None
-        self._thread: threading.Thread | None = None
+        self._rounds = Rounds(
+            self._round,
+            name="engine-warm",
+            every_s=every_s,
+            failed=self._failed,
+            ended=self._let_go,
+        )
 
     def start(self) -> None:
         """Begin; the first round runs at once."""
-        self._thread = threading.Thread(target=self._run, name="engine-warm", daemon=True)
-        self._thread.start()
+        self._rounds.start()
 
     def wait_for(self, rounds: int, *, timeout_s: float) -> EngineWarmOutcome | None:
         """Wait until that many rounds are done in all; returns the last one's outcome."""
-        with self._condition:
-            self._condition.wait_for(lambda: self._rounds >= rounds, timeout_s)
-            return self._last if self._rounds >= rounds else None
+        return self._last if self._rounds.wait_for(rounds, timeout_s=timeout_s) else None
 
     def close(self, timeout_s: float = 10.0) -> bool:
         """Stop and give the leases back; tells whether that was done in time."""
-        self._stop.set()
-        if self._thread is None:
-            return True
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        return self._rounds.stop(timeout_s)
 
-    def _run(self) -> None:
-        try:
-            while not self._stop.is_set():
-                self._round()
-                self._stop.wait(self._every_s)
-        finally:
-            self._warmer.close()
-            if self._leases is not None:
-                with contextlib.suppress(StokerError):  # the notes end by themselves
-                    self._leases.note(set())
+    def _let_go(self) -> None:
+        self._warmer.close()
+        if self._leases is not None:
+            with contextlib.suppress(StokerError):  # the notes end by themselves
+                self._leases.note(set())
 
     def _round(self) -> None:
-        try:
-            outcome = self._warmer.warm(self._heat(), self._wanted, generation=self._generation())
-            if self._leases is not None:
-                self._leases.note(self._warmer.leased())
-        except StokerError as error:
-            log.warning("service.engine_warm_failed", reason=str(error))
-            return
+        outcome = self._warmer.warm(self._heat(), self._wanted, generation=self._generation())
+        if self._leases is not None:
+            self._leases.note(self._warmer.leased())
         if outcome.sent or outcome.released:
             log.info(
                 "service.engine_warmed",
@@ -147,10 +133,11 @@ class EngineWarmLoop:
                 released=outcome.released,
                 rate_limited=outcome.rate_limited,
             )
-        with self._condition:
-            self._rounds += 1
-            self._last = outcome
-            self._condition.notify_all()
+        self._last = outcome
+
+    @staticmethod
+    def _failed(error: Exception, again: bool) -> None:
+        log.warning("service.engine_warm_failed", reason=str(error), exc_info=is_fault(error))
 
     def _wanted(self, key: ContentKey) -> Sequence[int] | None:
         if self._leases is not None and self._leases.held_elsewhere(key):
