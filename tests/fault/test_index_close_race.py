@@ -147,7 +147,7 @@ def test_the_short_way_is_whole_beside_changes_merges_and_the_close(
     # One document stands apart, and moves about there: a search that missed it, or met it twice,
     # has seen half of a change or of a merge.
     far = np.full((1, DIM), 30, np.float32)
-    build_collection(path, np.concatenate([far, vectors[:300]]), metric="l2")
+    build_collection(path, np.concatenate([far, vectors[:300]]), metric="l2", threads=1)
     settings = IndexSettings(merge_rows=0)
     for _ in range(SHORT_WAY_ROUNDS):
         collection = Collection(path, "rw", settings=settings)

@@ -30,7 +30,7 @@ with Segment.open(sys.argv[1], settings=IndexSettings(search_threads=8)) as segm
 
 def test_a_batch_is_answered_where_no_thread_can_be_started(tmp_path: Path) -> None:
     vectors = np.random.default_rng(9).standard_normal((300, 96)).astype(np.float32)
-    build_segment(tmp_path / "s", vectors, metric="l2")
+    build_segment(tmp_path / "s", vectors, metric="l2", threads=1)
     np.save(tmp_path / "queries.npy", vectors[:64])
     done = subprocess.run(
         [sys.executable, "-c", _SEARCH, str(tmp_path / "s"), str(tmp_path / "queries.npy")],

@@ -30,7 +30,7 @@ def vectors() -> np.ndarray:
 @pytest.fixture(scope="module")
 def index(tmp_path_factory: pytest.TempPathFactory, vectors: np.ndarray) -> Path:
     path = tmp_path_factory.mktemp("placement") / "collection"
-    build_collection(path, vectors, [f"c{i}" for i in range(COUNT)], metric="cosine")
+    build_collection(path, vectors, [f"c{i}" for i in range(COUNT)], metric="cosine", threads=1)
     return path
 
 

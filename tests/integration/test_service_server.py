@@ -117,7 +117,9 @@ class Server:
 
 
 def build(path: Path, count: int = COUNT) -> Path:
-    build_collection(path, vectors(count), [f"c{i}" for i in range(count)], metric="cosine")
+    build_collection(
+        path, vectors(count), [f"c{i}" for i in range(count)], metric="cosine", threads=1
+    )
     return path
 
 

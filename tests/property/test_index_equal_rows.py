@@ -79,7 +79,7 @@ def test_rows_of_any_length_come_to_unit_length(
 @pytest.mark.parametrize("metric", ["l2", "cosine"])
 def test_no_walk_is_caught_among_copies(tmp_path: Path, metric: str) -> None:
     vectors = with_copies(2_000, 400, 3, seed=5)
-    build_segment(tmp_path / "s", vectors, metric=metric)
+    build_segment(tmp_path / "s", vectors, metric=metric, threads=1)
     graph = read_graph(tmp_path / "s")
     graph.check()
     used = np.arange(graph.m0) < graph.level0_counts[:, None]
@@ -113,7 +113,7 @@ def test_no_walk_is_caught_among_copies(tmp_path: Path, metric: str) -> None:
 
 def test_copies_that_stand_for_each_other_are_no_loss(tmp_path: Path) -> None:
     vectors = with_copies(600, 60, 40, seed=7)
-    build_segment(tmp_path / "s", vectors, metric="l2")
+    build_segment(tmp_path / "s", vectors, metric="l2", threads=1)
     with Segment.open(tmp_path / "s") as segment:
         calibration = segment.calibration
         assert calibration is not None
@@ -125,7 +125,7 @@ def test_copies_that_stand_for_each_other_are_no_loss(tmp_path: Path) -> None:
 @pytest.mark.parametrize("m", [2, 16])
 def test_nothing_but_one_vector(tmp_path: Path, count: int, m: int) -> None:
     vectors = np.tile(np.arange(1, DIM + 1, dtype=np.float32), (count, 1))
-    build_segment(tmp_path / "s", vectors, metric="cosine", m=m)
+    build_segment(tmp_path / "s", vectors, metric="cosine", m=m, threads=1)
     with Segment.open(tmp_path / "s") as segment:
         hits = segment.search(vectors[:1], min(count, 1000), ef=count)
         assert sorted(segment.ids_at(hits.rows)[0].tolist()) == list(range(count))
@@ -140,7 +140,7 @@ def test_a_search_as_wide_as_the_segment_meets_every_row(
     rng = np.random.default_rng(8)
     vectors = rng.standard_normal((count, 72)).astype(np.float32)
     vectors[: count // 10] = 0
-    build_segment(tmp_path / "s", vectors, metric="l2")
+    build_segment(tmp_path / "s", vectors, metric="l2", threads=1)
     queries = rng.standard_normal((5, 72)).astype(np.float32)
     with Segment.open(tmp_path / "s", settings=IndexSettings(navigation_bits=bits)) as segment:
         hits = segment.search(queries, count, ef=count, recall_target=0.9999)

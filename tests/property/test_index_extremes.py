@@ -32,7 +32,7 @@ def test_a_thousand_neighbors_at_either_end(
 ) -> None:
     rng = np.random.default_rng(dim)
     vectors = rng.standard_normal((COUNT, dim)).astype(dtype)
-    build_segment(tmp_path / "s", vectors, metric=metric, ef_construction=60, m=8)
+    build_segment(tmp_path / "s", vectors, metric=metric, ef_construction=60, m=8, threads=1)
     queries = rng.standard_normal((4, dim)).astype(np.float32)
     stored = vectors.astype(np.float64)
     if metric == "cosine":

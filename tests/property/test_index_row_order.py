@@ -24,7 +24,7 @@ SEED = 20_261_205
 def graph_of(folder: Path, count: int) -> tuple[HnswGraph, NDArray[np.float32]]:
     rng = np.random.default_rng(SEED)
     vectors = rng.standard_normal((count, 24)).astype(np.float32)
-    build_segment(folder, vectors, metric="l2", m=6, ef_construction=60)
+    build_segment(folder, vectors, metric="l2", m=6, ef_construction=60, threads=1)
     with Segment.open(folder) as segment:
         # Nodes of the graph read back are the segment's rows.
         return read_graph(folder), segment.vectors(np.arange(count))

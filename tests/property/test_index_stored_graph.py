@@ -57,7 +57,7 @@ def test_a_segment_sealed_anew_by_its_own_links_answers_alike(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     vectors = vectors_of(2_000, 80)
-    build_segment(tmp_path / "a", vectors, metric="l2", m=8, ef_construction=80)
+    build_segment(tmp_path / "a", vectors, metric="l2", m=8, ef_construction=80, threads=1)
     with Segment.open(tmp_path / "a") as segment:
         ids = segment.ids_at(np.arange(2_000))
         stored = segment.vectors(np.arange(2_000))
@@ -92,7 +92,7 @@ def test_damaged_links_are_not_taken(tmp_path: Path) -> None:
 def test_a_merge_for_heat_alone_heals_damaged_links(tmp_path: Path) -> None:
     folder = tmp_path / "c"
     vectors = vectors_of(1_000, 24)
-    build_collection(folder, vectors, metric="l2", m=8, ef_construction=60)
+    build_collection(folder, vectors, metric="l2", m=8, ef_construction=60, threads=1)
     with Collection(folder, mode="rw") as collection:
         path = next((folder / "segments").iterdir()) / "links.stk"
         raw = bytearray(path.read_bytes())
@@ -111,7 +111,7 @@ def test_a_merge_for_heat_alone_heals_damaged_links(tmp_path: Path) -> None:
 def test_a_merge_for_heat_alone_keeps_the_links(tmp_path: Path) -> None:
     folder = tmp_path / "c"
     vectors = vectors_of(1_000, 24)
-    build_collection(folder, vectors, metric="l2", m=8, ef_construction=60)
+    build_collection(folder, vectors, metric="l2", m=8, ef_construction=60, threads=1)
     with Collection(folder, mode="rw") as collection:
         graph = read_graph(next((folder / "segments").iterdir()))
         report = collection.merge(full=True, heat={i: 1.0 for i in range(50)})

@@ -77,7 +77,9 @@ def test_bytes_come_back_and_have_the_stated_size() -> None:
 def sealed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("basis") / "segment"
     vectors = vectors_of(3_000, 128, 0.1)
-    build_segment(folder, vectors, np.arange(3_000), metric="l2", m=8, ef_construction=60)
+    build_segment(
+        folder, vectors, np.arange(3_000), metric="l2", m=8, ef_construction=60, threads=1
+    )
     return folder
 
 
@@ -85,7 +87,7 @@ def sealed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_coarse_walks_find_more_with_a_basis(metric: str, tmp_path: Path) -> None:
     vectors = vectors_of(2_000, 128, 0.1)
     queries = vectors_of(100, 128, 0.1, seed=6)
-    build_segment(tmp_path / "s", vectors, np.arange(2_000), metric=metric, m=8)
+    build_segment(tmp_path / "s", vectors, np.arange(2_000), metric=metric, m=8, threads=1)
     with Segment.open(tmp_path / "s", settings=TWO_BITS) as segment:
         assert segment.manifest.coarse_directions > 0
         for batch in segment.unit_batches():

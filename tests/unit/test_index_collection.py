@@ -617,7 +617,9 @@ def test_full_blocks_are_walked_and_find_what_a_scan_finds(
 def test_a_built_collection_serves_and_changes(tmp_path: Path) -> None:
     path = tmp_path / "built"
     points = np.random.default_rng(3).standard_normal((500, 16)).astype(np.float32)
-    report = build_collection(path, points, [f"d{i}" for i in range(500)], metric="cosine")
+    report = build_collection(
+        path, points, [f"d{i}" for i in range(500)], metric="cosine", threads=1
+    )
     assert (report.count, report.path) == (500, str(path))
     with Collection(path, "rw", settings=MANUAL) as collection:
         assert collection.search(points[7], 1).ids.tolist() == ["d7"]

@@ -32,7 +32,7 @@ def points(count: int, seed: int = 1) -> NDArray[np.float32]:
 
 
 def built(path: Path, ids: Any = None, metric: Literal["ip", "cosine", "l2"] = "l2") -> Path:
-    build_collection(path, points(ROWS), ids, metric=metric)
+    build_collection(path, points(ROWS), ids, metric=metric, threads=1)
     return path
 
 

@@ -32,7 +32,7 @@ def check_import(
 ) -> Any:
     """Import, then find each vector by itself under the id that it had."""
     target = tmp_path / "imported"
-    report = import_foreign(target, foreign, metric=metric, m=8, ef_construction=60)
+    report = import_foreign(target, foreign, metric=metric, m=8, ef_construction=60, threads=1)
     assert report.count == len(points)
     with Collection(target) as collection:
         assert collection.metric == metric
@@ -47,7 +47,7 @@ def test_hnswlib_graph_is_taken(tmp_path: Path, points: np.ndarray) -> None:
     ids = np.arange(COUNT) * 3 + 7
     index = hnswlib.Index(space="l2", dim=DIM)
     index.init_index(COUNT, M=8, ef_construction=60)
-    index.add_items(points, ids)
+    index.add_items(points, ids, num_threads=1)
     index.save_index(str(path))
     assert detect_format(path) == "hnswlib"
     foreign = read_foreign(path)
