@@ -44,6 +44,10 @@ _NAVIGATION_SHARE_MAX: Final = 0.95
 # What a walk misses comes in clusters of this size while the pool has room to spare: a cloud volume
 # counts reads, up to more than this, not bytes.
 _CLUSTER_BYTES: Final = 32 << 10
+# Or of this size, where links and codes are so few that such a volume gives all of them in half a
+# second: the first few queries want nearly all, and the sooner it is there the fewer wait.
+_CLUSTER_BYTES_MAX: Final = 128 << 10
+_FEW_BYTES: Final = 64 << 20
 # How what falls near an answer spreads over the pages beside its own.
 _NEAR: Final = np.array([0.04, 0.06, 0.1, 0.15, 0.3, 0.15, 0.1, 0.06, 0.04])
 # What re-ranks competes for what the navigation set leaves, by benefit per byte.
@@ -159,6 +163,8 @@ class SegmentPages:
         # What is read to re-rank comes and goes; a walk that has lost a page waits for it.
         self._keeps_navigation = walked <= _NAVIGATION_SHARE_MAX * wanted and wanted < pages
         budget = min(max(wanted, _BUDGET_PAGES_MIN), max(pages, _BUDGET_PAGES_MIN)) * m.page_bytes
+        few = walked * m.page_bytes <= _FEW_BYTES
+        cluster = max((_CLUSTER_BYTES_MAX if few else _CLUSTER_BYTES) // m.page_bytes, 1)
         self.stores: dict[str, int] = {}
         self.pool: Any = _core.PagePool(
             page_bytes=m.page_bytes,
@@ -175,9 +181,7 @@ class SegmentPages:
                 page_count=file.info.page_count,
                 table_offset_bytes=file.info.table_offset,
                 table_crc=file.info.table_crc,
-                cluster_pages=max(_CLUSTER_BYTES // m.page_bytes, 1)
-                if part in ("links", self._walked)
-                else 1,
+                cluster_pages=cluster if part in ("links", self._walked) else 1,
             )
         self.centre = centre[: 4 * m.dim].view("<f4").astype(np.float32)
         self.basis = (

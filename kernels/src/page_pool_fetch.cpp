@@ -41,6 +41,7 @@ struct PinnedPages::State {
   std::vector<Entry> entries;
   std::uint64_t reads = 0;
   std::uint64_t bytes = 0;
+  bool around = false;
 };
 
 PinnedPages::PinnedPages() = default;
@@ -59,6 +60,8 @@ PageStatus PinnedPages::status(std::size_t i) const noexcept { return state_->en
 std::uint64_t PinnedPages::reads() const noexcept { return state_ ? state_->reads : 0; }
 
 std::uint64_t PinnedPages::bytes_read() const noexcept { return state_ ? state_->bytes : 0; }
+
+bool PinnedPages::read_around() const noexcept { return state_ && state_->around; }
 
 void PinnedPages::release() noexcept { state_.reset(); }
 
@@ -121,12 +124,12 @@ PendingRef miss(PagePool::Impl& pool, Store& store, PageNumber number, BegunPage
 
 // Under the mutex: the rest of a missed page's cluster comes with it while frames lie idle. Who
 // misses a page of a graph soon misses those beside it, and to a device that is bound by the
-// number of reads a cluster costs no more than a page.
-void read_around(PagePool::Impl& pool, Store& store, PageNumber number, BegunPages& begun) {
+// number of reads a cluster costs no more than a page. Says whether there was room for it.
+bool read_around(PagePool::Impl& pool, Store& store, PageNumber number, BegunPages& begun) {
   const std::uint32_t cluster = store.spec.cluster_pages;
-  if (cluster < 2) return;
+  if (cluster < 2) return false;
   const std::uint32_t used = pool.resident_count + pool.reading_count + pool.limbo_count;
-  if (used + cluster + pool.capacity / kIdleShare > pool.capacity) return;
+  if (used + cluster + pool.capacity / kIdleShare > pool.capacity) return false;
   const PageNumber first = number - number % cluster;
   const PageNumber last = std::min(store.spec.page_count - first, cluster) + first;
   for (PageNumber near = first; near < last; ++near) {
@@ -135,12 +138,13 @@ void read_around(PagePool::Impl& pool, Store& store, PageNumber number, BegunPag
       continue;
     }
     const std::uint32_t frame = pool.take_frame(false, 0);
-    if (frame == kAbsent) return;
+    if (frame == kAbsent) return true;
     PendingRef page = pool.begin_pending(store, near, frame);
     page->fetch_stamp = begun.stamp();
     page->prefetch = true;
     begun.add(page);
   }
+  return true;
 }
 
 class DemandWait {
@@ -202,7 +206,7 @@ PinnedPages PagePool::fetch(const PageRef* wanted, std::size_t count, Deadline d
       } else {
         if (open.pages().empty()) open.reserve(count - i);
         open.add(i, miss(pool, store, number, begun));
-        read_around(pool, store, number, begun);
+        if (read_around(pool, store, number, begun)) state.around = true;
       }
     }
   }

@@ -166,6 +166,7 @@ class Walk {
   void prefetch_links(std::uint32_t row) const;
   void offer(std::uint32_t row, const std::uint8_t* code, std::int32_t dot);
   void read_missing(const LinkLevel& level);
+  std::uint32_t ahead_max(std::size_t ef) const;
   void scan_allowed();
   void answer(std::uint32_t* rows, float* scores);
 
@@ -218,6 +219,7 @@ class Walk {
   bool filtered_;
   bool counting_ = false;   // whether this level's work counts in the statistics: the bottom's
   bool offering_ = false;   // whether nodes met now may be answers to the filter
+  bool roomy_ = false;      // whether the last read found frames idle
 };
 
 }  // namespace stoker

@@ -308,6 +308,7 @@ void test_a_miss_brings_its_cluster_while_there_is_room() {
     CHECK(page_matches(pinned.data(0), kPage, 23, 10) && page_matches(pinned.data(1), kPage, 23, 98));
     // The damaged page is read twice, and is nobody's loss yet.
     CHECK_EQ(pinned.bytes_read(), (8 + 3 + 1) * kPage);
+    CHECK(pinned.read_around());
   }
   const auto resident = [&](PageNumber page) { return pool.residency(store)[page] == 1; };
   for (PageNumber page = 8; page < 16; ++page) CHECK(resident(page) == (page != 12));
@@ -317,7 +318,12 @@ void test_a_miss_brings_its_cluster_while_there_is_room() {
   fetch_and_compare(pool, store, 23, numbers(16, 60));
   const std::uint64_t brought = pool.store_stats(store).prefetched_pages;
   const PageRef more{store, 0};   // the pool is full by now: a miss brings itself alone
-  CHECK_EQ(pool.fetch(&more, 1).bytes_read(), kPage);
+  {
+    const PinnedPages alone = pool.fetch(&more, 1);
+    CHECK_EQ(alone.bytes_read(), kPage);
+    CHECK(!alone.read_around());
+  }
+  CHECK(!pool.fetch(&more, 1).read_around());   // there by now
   CHECK_EQ(pool.store_stats(store).prefetched_pages, brought);
   pool.check();
 }

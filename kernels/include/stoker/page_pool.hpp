@@ -92,6 +92,9 @@ class PinnedPages {
   PageStatus status(std::size_t i) const noexcept;
   std::uint64_t reads() const noexcept;        // device reads that this fetch itself issued
   std::uint64_t bytes_read() const noexcept;
+  // Whether a missed page's cluster was read with it: frames lie idle, and what is read
+  // too much takes nobody's place.
+  bool read_around() const noexcept;
   void release() noexcept;
 
  private:
