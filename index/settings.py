@@ -39,8 +39,8 @@ class IndexSettings:
         default=4,
         metadata={
             "help": "nodes expanded ahead while missing pages are gathered into one read batch; "
-            "more saves round trips on a cold index and wastes reads on a warm one. Where the budget "
-            "leaves pages free, wide walks go on up to 16 nodes far, whatever it says"
+            "more saves round trips on a cold index and wastes reads on a warm one. Where the "
+            "budget leaves pages free, wide walks go on as far as 16, whatever it says"
         },
     )
     navigation_bits: int = dataclasses.field(
