@@ -26,6 +26,7 @@ KAFKA_VERSION = "4.1.2"
 # Of the listener that asks for a login over TLS, on loopback, for the length of the tests.
 SECURE_USER, SECURE_PASSWORD = "stoker", "only-for-these-tests"
 _START_S_MAX = 60.0
+_PORTS_GIVEN: set[int] = set()
 _JAVA_FLAGS = (
     "-Xms128m",
     "-Xmx512m",
@@ -324,13 +325,16 @@ def certificate_folder(cache: Path) -> Path:
 
 
 def free_port() -> int:
-    """Return a loopback port that nobody listens on now.
+    """Return a loopback port that nobody listens on now, another one at each call.
 
     Not one that the system gives to outgoing connections: a client that tries again and again to
     reach a stopped broker there would one day connect to itself, and hold the port.
     """
     while True:
         port = random.SystemRandom().randrange(15_000, 30_000)
+        if port in _PORTS_GIVEN:
+            continue
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
+            _PORTS_GIVEN.add(port)
             return port

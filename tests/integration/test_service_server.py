@@ -275,6 +275,11 @@ def test_live_answers_keep_to_the_document(server: Server, document: dict[str, A
     send("PATCH", "/v1/warmup", {"action": "reprioritise"})  # 409: none runs
     send("PATCH", "/v1/warmup", {"action": "stop"})
     send("POST", "/v1/warmup", {"everything": True})
+    assert send("GET", "/v1/log-level")["level"] == "info"
+    assert send("PUT", "/v1/log-level", {"level": "debug"})["level"] == "debug"
+    for body in ({"level": "trace"}, {}, {"level": "info", "logger": "x"}):
+        send("PUT", "/v1/log-level", body)
+    assert send("PUT", "/v1/log-level", {"level": "info"})["level"] == "info"
     send("GET", "/livez")
     assert send("GET", "/readyz")["ready"]
     assert b"stoker_service_requests_total" in send("GET", "/metrics")
@@ -382,15 +387,16 @@ async def test_the_async_client_against_a_server(server: Server) -> None:
 
 async def test_nobody_there_is_unreachable() -> None:
     with socket.socket() as free:
+        # Held for as long as it is asked: a port let go of is another's, or the asker's own.
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
-    with Client(url, retries=ONCE) as client:
-        with pytest.raises(ServerUnreachable, match=url) as caught:
-            client.ready()
-        assert caught.value.action
-    async with AsyncClient(url, retries=RetryPolicy(2, 0.001, 0.001)) as client:
-        with pytest.raises(ServerUnreachable):
-            await client.ready()
+        with Client(url, retries=ONCE) as client:
+            with pytest.raises(ServerUnreachable, match=url) as caught:
+                client.ready()
+            assert caught.value.action
+        async with AsyncClient(url, retries=RetryPolicy(2, 0.001, 0.001)) as client:
+            with pytest.raises(ServerUnreachable):
+                await client.ready()
     client = Client(url)
     client.close()
     with pytest.raises(ServerUnreachable, match="closed"):
