@@ -32,6 +32,7 @@ from stoker.service import (
     routes_documents,
     routes_events,
     routes_health,
+    routes_logging,
     routes_search,
     routes_warmup,
 )
@@ -88,6 +89,7 @@ def make_app(engine: Engine, settings: ServiceSettings) -> web.Application:
         routes_documents,
         routes_events,
         routes_warmup,
+        routes_logging,
         routes_health,
     ):
         routes.add_routes(app)

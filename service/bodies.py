@@ -10,7 +10,7 @@ import difflib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import orjson
@@ -24,6 +24,7 @@ from stoker.prefetch.events import (
     EventError,
     from_envelope,
 )
+from stoker.service.logging import LEVELS, Level
 from stoker.service.problems import BodyTooLarge, RequestError
 from stoker.service.settings import ServiceSettings
 from stoker.service.warmup import STEERING
@@ -220,6 +221,14 @@ def parse_steering(raw: bytes) -> str:
     action = members.choice("action", STEERING)
     members.close()
     return action
+
+
+def parse_log_level(raw: bytes) -> Level:
+    """Read the body of PUT /v1/log-level."""
+    members = _Members(parse_json(raw), "")
+    level = members.choice("level", LEVELS)
+    members.close()
+    return cast(Level, level)
 
 
 def check_name(value: str, what: str, bytes_max: int, *, where: str) -> str:

@@ -12,12 +12,17 @@ import io
 import logging
 import sys
 from collections.abc import MutableMapping
-from typing import Any, Literal, TextIO, cast
+from typing import Any, Final, Literal, TextIO, cast
 
 import orjson
 import structlog
 
+Level = Literal["debug", "info", "warning", "error"]
+LEVELS: Final = ("debug", "info", "warning", "error")
+
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+log = structlog.get_logger(__name__)
+
 _SECRET_WORDS = ("api_key", "authorization", "bearer", "password", "secret")
 
 
@@ -46,7 +51,7 @@ class _Stderr(io.TextIOBase):
 
 
 def configure_logging(
-    level: Literal["debug", "info", "warning", "error"] = "info",
+    level: Level = "info",
     form: Literal["auto", "json", "text"] = "auto",
     *,
     stream: TextIO | None = None,
@@ -94,6 +99,24 @@ def configure_logging(
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(max(_LEVELS[level], logging.WARNING))
+
+
+def log_level() -> Level:
+    """Return the level from which on this process's lines are written."""
+    written: int = structlog.get_logger().get_effective_level()
+    return next(name for name in LEVELS if _LEVELS[name] >= written)
+
+
+def set_log_level(level: Level) -> None:
+    """Write lines from this level on; takes effect at once, for every thread of the process."""
+    before = log_level()
+    change = {"before": before, "after": level}
+    if _LEVELS[before] <= _LEVELS["warning"]:  # said while it can still be read
+        log.warning("service.log_level_set", **change)
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]))
+    logging.getLogger().setLevel(max(_LEVELS[level], logging.WARNING))
+    if _LEVELS[before] > _LEVELS["warning"]:
+        log.warning("service.log_level_set", **change)
 
 
 def configure_quietly() -> None:

@@ -210,3 +210,17 @@ def json_response(body: bytes, status: int = 200) -> web.Response:
 def encode(answer: object) -> bytes:
     """Encode an answer record; dataclasses become objects of their fields."""
     return orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def require_operator(request: web.Request, what: str) -> None:
+    """Return if the request is the operator's: what all tenants share is not one tenant's to set.
+
+    Raises:
+        TenantForbidden: its key belongs to a tenant.
+    """
+    if not state_of(request).operator:
+        raise TenantForbidden(
+            f"{what} is for the operator; the key belongs to a tenant",
+            where="Authorization",
+            action="use the key of service.operator_key",
+        )

@@ -7,7 +7,6 @@ import dataclasses
 from aiohttp import web
 
 from stoker.service.bodies import parse_steering, parse_warmup
-from stoker.service.problems import TenantForbidden
 from stoker.service.request_state import (
     BODIES,
     ENGINE,
@@ -15,6 +14,7 @@ from stoker.service.request_state import (
     encode,
     json_response,
     read_body,
+    require_operator,
     state_of,
 )
 
@@ -36,7 +36,7 @@ async def _show(request: web.Request) -> web.StreamResponse:
 async def _start(request: web.Request) -> web.StreamResponse:
     engine = request.app[ENGINE]
     state = state_of(request)
-    _require_operator(request)
+    require_operator(request, "a warm-up")
     wanted = parse_warmup(await read_body(request, request.app[BODIES].write))
     engine.start_warm(wanted)
     if wanted.wait:
@@ -47,18 +47,8 @@ async def _start(request: web.Request) -> web.StreamResponse:
 
 
 async def _steer(request: web.Request) -> web.StreamResponse:
-    _require_operator(request)
+    require_operator(request, "a warm-up")
     engine = request.app[ENGINE]
     engine.steer_warm(parse_steering(await read_body(request, request.app[BODIES].write)))
     status = dataclasses.replace(engine.warm_status(), request_id=state_of(request).id)
     return json_response(encode(status))
-
-
-def _require_operator(request: web.Request) -> None:
-    if not state_of(request).operator:
-        # A warm-up spends the bandwidth and memory that all tenants share.
-        raise TenantForbidden(
-            "a warm-up is for the operator; the key belongs to a tenant",
-            where="Authorization",
-            action="use the key of service.operator_key",
-        )

@@ -478,6 +478,17 @@ async def test_keys_decide_the_tenant(start: Start) -> None:
     assert (await client.post("/v1/warmup", headers=auth(KEY_OPERATOR))).status == 202
     response = await client.patch("/v1/warmup", headers=auth(KEY_A), json={"action": "cancel"})
     await problem(response, 403, "tenant-forbidden")
+    # So is the log's level, even to see.
+    body = {"level": "error"}
+    for headers, status, kind in (
+        ({}, 401, "key-missing"),
+        (auth(KEY_A), 403, "tenant-forbidden"),
+    ):
+        response = await client.put("/v1/log-level", headers=headers, json=body)
+        await problem(response, status, kind)
+        await problem(await client.get("/v1/log-level", headers=headers), status, kind)
+    response = await client.get("/v1/log-level", headers=auth(KEY_OPERATOR))
+    assert (await response.json())["level"] != "error"
     response = await client.post(
         "/v1/search", json=SEARCH | {"tenant": "b"}, headers=auth(KEY_OPERATOR)
     )

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import pytest
 import structlog
 
-from stoker.service.logging import configure_logging
+from stoker.service.logging import Level, configure_logging, log_level, set_log_level
 
 
 @pytest.fixture(autouse=True)
@@ -136,3 +136,35 @@ def test_a_line_that_cannot_be_written_never_stops_the_work(
     monkeypatch.setattr("sys.stderr", kept)
     structlog.get_logger("test").warning("service.c_d")
     assert "service.c_d" in kept.getvalue()
+
+
+def test_the_level_of_a_running_process_changes_at_once() -> None:
+    stream = io.StringIO()
+    configure_logging("info", "json", stream=stream)
+    held = structlog.get_logger("made before")
+    steps: tuple[tuple[Level, list[str]], ...] = (
+        ("debug", ["debug", "info", "warning", "error"]),
+        ("warning", ["warning", "error"]),
+        ("error", ["error"]),
+        ("info", ["info", "warning", "error"]),
+    )
+    before = "info"
+    for level, written in steps:
+        stream.truncate(stream.seek(0))
+        set_log_level(level)
+        assert log_level() == level
+        (said,) = [json.loads(line) for line in stream.getvalue().splitlines()]
+        assert (said["event"], said["before"], said["level"]) == (
+            "service.log_level_set",
+            before,
+            "warning",
+        )
+        assert said["after"] == level
+        stream.truncate(stream.seek(0))
+        for name in ("debug", "info", "warning", "error"):
+            getattr(held, name)("service.thing_done", said=name)
+        logging.getLogger("library").warning("its own")
+        records = [json.loads(line) for line in stream.getvalue().splitlines()]
+        assert [record["said"] for record in records if "said" in record] == written
+        assert any(record["event"] == "its own" for record in records) == (level != "error")
+        before = level
