@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -96,3 +97,9 @@ def open_index(path: str, *, memory_bytes: int | None = None) -> StandIn:
 def open_broken(path: str, *, memory_bytes: int | None = None) -> StandIn:
     """An opener that fails, for the test of the message."""
     raise RuntimeError(f"the index at {path} does not open today")
+
+
+def open_hanging(path: str, *, memory_bytes: int | None = None) -> StandIn:
+    """An opener that never ends, however late its starter looks."""
+    threading.Event().wait()
+    raise AssertionError("nobody sets it")

@@ -105,7 +105,9 @@ def test_a_measured_process_that_fails_or_hangs_is_an_error_with_its_words(
     with pytest.raises(UnavailableError, match="does not open today"):
         measure(broken)
     with pytest.raises(UnavailableError, match="longer than 0 s"):
-        measure(dataclasses.replace(bench, timeout_s=0.01))
+        measure(
+            dataclasses.replace(bench, opener="coldstart_stand_in:open_hanging", timeout_s=0.01)
+        )
 
 
 def test_files_are_dropped_and_what_stays_is_said(tmp_path: Path) -> None:

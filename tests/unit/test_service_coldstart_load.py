@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -281,5 +282,6 @@ def test_a_replica_that_fails_or_hangs_is_an_error_with_its_words(tmp_path: Path
     job = LoadJob("none", "nowhere", str(tmp_path / "no-queries.npz"), str(tmp_path / "r.npz"))
     with pytest.raises(UnavailableError, match="no-queries"):
         start_replica(job, timeout_s=60.0)
+    os.mkfifo(job.queries_path)  # nobody writes: it never ends, however late its starter looks
     with pytest.raises(UnavailableError, match="longer than 0 s"):
         start_replica(job, timeout_s=0.001)
