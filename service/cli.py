@@ -58,6 +58,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("plan", "plan", "show what a warm-up would load within a budget"),
     ("reuse", "reuse", "measure semantic lookup reuse and its error rate"),
     ("bench", "bench", "run the cold-start benchmark"),
+    ("doctor", "doctor", "look whether a server would run here, and say what to do"),
     ("config", "config", "show the effective settings and where each came from"),
 )
 

@@ -67,10 +67,10 @@ def open_engine(
     service = config.service
     path = Path(index_path)
     with contextlib.ExitStack() as undo:
-        index, writes_off = _open_index(path, config)
+        index, writes_off = open_index(path, config)
         undo.callback(index.close)
         state_dir = state_folder(path, service)
-        lock = _lock_state(state_dir)
+        lock = lock_state(state_dir)
         undo.callback(os.close, lock)
         event_log = open_event_log(service, state_dir)
         undo.callback(event_log.close)
@@ -184,7 +184,7 @@ def open_text_model(settings: ServiceSettings, index_path: Path, dim: int) -> Te
     return TextModel(embedder, dim=dim)
 
 
-def _open_index(path: Path, config: StokerConfig) -> tuple[CollectionIndex, str]:
+def open_index(path: Path, config: StokerConfig) -> tuple[CollectionIndex, str]:
     """Open the index as `service.writes` says; returns why it takes no writes, or ""."""
     writes = config.service.writes
     if writes == "off":
@@ -208,7 +208,7 @@ def _replica_name(state_dir: Path) -> str:
     return hashlib.blake2b(place.encode(), digest_size=6).hexdigest()
 
 
-def _lock_state(state_dir: Path) -> int:
+def lock_state(state_dir: Path) -> int:
     """Make the folder if need be and take its lock; returns the descriptor that holds it."""
     try:
         state_dir.mkdir(parents=True, exist_ok=True)
