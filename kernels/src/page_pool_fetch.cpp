@@ -12,6 +12,10 @@ namespace {
 constexpr std::size_t kDemandRunBytesMax = 128u << 10;
 // Clusters are read while at least one frame in so many is free.
 constexpr std::uint32_t kIdleShare = 8;
+// Who has no more time than this reads little at once: a deadline is looked at between two reads, and
+// what the last of them brings is still checked after it.
+constexpr auto kHurry = std::chrono::milliseconds(100);
+constexpr std::size_t kHurriedClusterBytes = 32u << 10;
 
 }  // namespace
 
@@ -125,8 +129,13 @@ PendingRef miss(PagePool::Impl& pool, Store& store, PageNumber number, BegunPage
 // Under the mutex: the rest of a missed page's cluster comes with it while frames lie idle. Who
 // misses a page of a graph soon misses those beside it, and to a device that is bound by the
 // number of reads a cluster costs no more than a page. Says whether there was room for it.
-bool read_around(PagePool::Impl& pool, Store& store, PageNumber number, BegunPages& begun) {
-  const std::uint32_t cluster = store.spec.cluster_pages;
+bool read_around(PagePool::Impl& pool, Store& store, PageNumber number, bool hurried,
+                 BegunPages& begun) {
+  std::uint32_t cluster = store.spec.cluster_pages;
+  if (hurried) {
+    cluster = std::min(cluster,
+                       static_cast<std::uint32_t>(kHurriedClusterBytes / pool.options.page_bytes));
+  }
   if (cluster < 2) return false;
   const std::uint32_t used = pool.resident_count + pool.reading_count + pool.limbo_count;
   if (used + cluster + pool.capacity / kIdleShare > pool.capacity) return false;
@@ -180,6 +189,7 @@ PinnedPages PagePool::fetch(const PageRef* wanted, std::size_t count, Deadline d
     state.entries[i].data = pool.frame_bytes(frame);
     state.entries[i].status = PageStatus::ok;
   };
+  const bool hurried = deadline && *deadline < Clock::now() + kHurry;
   OpenPages open(pool);
   BegunPages begun(pool);
   {
@@ -206,7 +216,7 @@ PinnedPages PagePool::fetch(const PageRef* wanted, std::size_t count, Deadline d
       } else {
         if (open.pages().empty()) open.reserve(count - i);
         open.add(i, miss(pool, store, number, begun));
-        if (read_around(pool, store, number, begun)) state.around = true;
+        if (read_around(pool, store, number, hurried, begun)) state.around = !hurried;
       }
     }
   }

@@ -219,7 +219,7 @@ class Walk {
   bool filtered_;
   bool counting_ = false;   // whether this level's work counts in the statistics: the bottom's
   bool offering_ = false;   // whether nodes met now may be answers to the filter
-  bool roomy_ = false;      // whether the last read found frames idle
+  bool roomy_ = false;      // whether the last read found frames idle, and time
 };
 
 }  // namespace stoker

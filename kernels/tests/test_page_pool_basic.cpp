@@ -328,6 +328,23 @@ void test_a_miss_brings_its_cluster_while_there_is_room() {
   pool.check();
 }
 
+void test_a_miss_with_a_near_deadline_brings_a_small_cluster() {
+  TestFolder folder;
+  PagePool pool(options_for(256));
+  StoreSpec spec = folder.write("a", 24, 100, kPage);
+  spec.cluster_pages = 32;
+  const StoreId store = pool.add_store(spec);
+  const PageRef wanted{store, 45};
+  const PinnedPages hurried = pool.fetch(&wanted, 1, Clock::now() + std::chrono::milliseconds(50));
+  CHECK(!hurried.read_around());
+  CHECK_EQ(hurried.bytes_read(), 8 * kPage);   // 40-47, in time or not
+  const PageRef later{store, 64};
+  const PinnedPages calm = pool.fetch(&later, 1, Clock::now() + std::chrono::hours(1));
+  CHECK(calm.read_around());
+  CHECK_EQ(calm.bytes_read(), 32 * kPage);
+  pool.check();
+}
+
 void test_small_pages_and_wrong_input() {
   TestFolder folder;
   PagePool pool(options_for(64, IoBackend::automatic, 512));
@@ -421,6 +438,7 @@ int main() {
   RUN(test_a_table_is_read_when_it_is_needed);
   RUN(test_a_table_is_that_of_the_file_that_was_opened);
   RUN(test_a_miss_brings_its_cluster_while_there_is_room);
+  RUN(test_a_miss_with_a_near_deadline_brings_a_small_cluster);
   RUN(test_small_pages_and_wrong_input);
   RUN(test_without_direct_io);
   RUN(test_tables_take_memory_as_pages_come);

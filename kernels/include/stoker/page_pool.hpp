@@ -64,7 +64,8 @@ struct StoreSpec {
   std::vector<std::uint32_t> checksums;
   std::uint64_t table_offset_bytes = 0;
   std::uint32_t table_crc = 0;
-  // While many frames lie idle, a miss brings its whole aligned cluster of so many pages.
+  // While many frames lie idle, a miss brings its whole aligned cluster of so many pages, or, to one
+  // whose deadline is near, one of 32 KiB at most.
   std::uint32_t cluster_pages = 1;
 };
 
@@ -92,8 +93,8 @@ class PinnedPages {
   PageStatus status(std::size_t i) const noexcept;
   std::uint64_t reads() const noexcept;        // device reads that this fetch itself issued
   std::uint64_t bytes_read() const noexcept;
-  // Whether a missed page's cluster was read with it: frames lie idle, and what is read
-  // too much takes nobody's place.
+  // Whether missed pages' clusters were read with them: frames lie idle, so what is read too much
+  // takes nobody's place, and no deadline is near.
   bool read_around() const noexcept;
   void release() noexcept;
 
