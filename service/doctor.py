@@ -2,7 +2,8 @@
 
 Every check calls what `stoker serve` would: the settings' loader, the page pool, the index, the
 locks, the broker's client, the model. Nothing is made or changed but a scratch file in the state
-folder, which is removed; a server may run beside it.
+folder, which is removed, and what SQLite puts beside documents that are read (-wal, -shm); a server
+may run beside it.
 """
 
 from __future__ import annotations
@@ -236,8 +237,8 @@ def _state_folder(state_dir: Path) -> Check:
         return Check(name, "fail", f"{state_dir}: {error.strerror}", own)
     try:
         os.close(lock_state(state_dir))
-    except UnavailableError as error:
-        return Check(name, "warn", str(error).partition(";")[0], "nothing, if that is your server")
+    except UnavailableError:
+        return Check(name, "warn", f"{state_dir} is in use", "nothing, if that is your server")
     return Check(name, "ok", f"{state_dir} can be written, and no server uses it")
 
 

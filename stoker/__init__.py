@@ -67,7 +67,17 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'stoker' has no attribute {name!r}")
-    value = getattr(importlib.import_module(home), name)
+    try:
+        module = importlib.import_module(home)
+    except ModuleNotFoundError as error:
+        if error.name != "stoker.kernels._core":
+            raise
+        raise ImportError(
+            f"{__path__[0]} has no native core: it is Stoker's source and not an installation of "
+            "it. Python looks in its working folder first, so leave that one; or build there, "
+            "with `make setup`, and use its .venv"
+        ) from error
+    value = getattr(module, name)
     globals()[name] = value
     return value
 
