@@ -27,12 +27,7 @@ from stoker.index.hits import Hits
 from stoker.kvcache.lookup import Reuse
 from stoker.kvcache.tenant_lookups import Fence
 from stoker.prefetch.coverage_curve import KNOWN, Coverage
-from stoker.prefetch.events import (
-    SEARCH_PERFORMED,
-    Event,
-    EventError,
-    new_event,
-)
+from stoker.prefetch.events import Event
 from stoker.prefetch.protocols import WarmSource
 from stoker.prefetch.receipt import Receipt
 from stoker.service.answers import (
@@ -46,14 +41,14 @@ from stoker.service.answers import (
 )
 from stoker.service.bodies import DocumentRow, SearchRequest, WarmupRequest
 from stoker.service.configuration import StokerConfig
-from stoker.service.document_writes import DocumentWrites, index_id, storing
+from stoker.service.document_writes import DocumentWrites, index_id
+from stoker.service.engine_events import EngineEvents
 from stoker.service.engine_metrics import ShownParts
 from stoker.service.engine_parts import Parts
 from stoker.service.kv_groups import is_grouped
 from stoker.service.metrics import Metrics
 from stoker.service.problems import (
     DeadlinePassed,
-    FeatureOff,
     RequestError,
 )
 from stoker.service.reuse_front import ReuseFront
@@ -66,7 +61,6 @@ Vector = NDArray[np.float32]
 
 _STOP_S = 8.0
 _STOP_S_MIN = 0.2  # a part that others left no time is still asked
-_EVENT_CHUNKS = 1_000
 
 
 class Engine:
@@ -117,8 +111,9 @@ class Engine:
         self._when_closed = closed
         self._lock = threading.Lock()
         self._shown = ShownParts(parts, self.metrics)
+        self._events = EngineEvents(parts, metrics=self.metrics, wall=wall)
         self._writes = DocumentWrites(
-            parts, reuse=self._reuse, metrics=self.metrics, changed=self._offer_change
+            parts, reuse=self._reuse, metrics=self.metrics, changed=self._events.offer_change
         )
         self._warmup = WarmupRunner(
             self._warm_sources,
@@ -295,7 +290,9 @@ class Engine:
         results = self._results(request, tenant, found)
         documents_s = self._monotonic() - mark
         self.metrics.reuse.labels(reuse.decision).inc()
-        self._offer_search(request, tenant, found, request_id, reuse.group_key)
+        self._events.offer_search(
+            request, tenant, found, request_id=request_id, group_key=reuse.group_key
+        )
         return SearchAnswer(
             results=results,
             completeness=completeness,
@@ -410,56 +407,7 @@ class Engine:
             StorageFull: no room; nothing was acknowledged.
             LogUnavailable: the log is away; nothing was acknowledged.
         """
-        publisher = self._parts.publisher
-        if publisher is None:
-            raise FeatureOff(
-                f"this server keeps no events: {self._parts.off.get('events', 'not configured')}"
-            )
-        with storing():
-            publisher.publish(events)
-        self.metrics.events_accepted.inc(len(events))
-
-    def _offer_search(
-        self,
-        request: SearchRequest,
-        tenant: str,
-        found: Sequence[tuple[str, float]],
-        request_id: str,
-        group_key: str,
-    ) -> None:
-        names = [result_id for result_id, _ in found]
-        extra = {"request_id": request_id, "group_key": group_key}
-        if self._parts.placement is not None:
-            self._parts.placement.offer(
-                tenant, request.route, request.session, names, self._wall(), query=request.text
-            )
-        self._offer(
-            SEARCH_PERFORMED,
-            tenant,
-            names,
-            session=request.session,
-            route=request.route,
-            query=request.text,
-            extra={name: value for name, value in extra.items() if value} or None,
-        )
-
-    def _offer_change(self, event_type: str, tenant: str, names: Sequence[str]) -> None:
-        for start in range(0, len(names), _EVENT_CHUNKS):
-            self._offer(event_type, tenant, names[start : start + _EVENT_CHUNKS])
-
-    def _offer(self, event_type: str, tenant: str, names: Sequence[str], **more: Any) -> None:
-        """Queue an event of our own; a search never waits for it and never fails by it."""
-        publisher = self._parts.publisher
-        if publisher is None:
-            return
-        try:
-            event = new_event(
-                event_type, tenant=tenant, chunk_ids=names, time_s=self._wall(), **more
-            )
-        except EventError as error:
-            log.warning("service.event_unfit", type=event_type, reason=str(error))
-            return
-        publisher.offer(event)
+        self._events.append(events)
 
     # -- warming ---------------------------------------------------------------------------
 
