@@ -168,33 +168,39 @@ void test_a_passing_flip_is_read_again() {
 void test_deadline_leaves_the_read_to_the_pool() {
   for (const IoBackend backend : kBackends) {
     for (const std::size_t frames : {std::size_t{16}, std::size_t{64}}) {
-      Scene scene(backend, frames);
-      CHECK(scene.fetch({0, 1}).status(0) == PageStatus::ok);
-      Faults faults;
-      faults.demand_delay = milliseconds(200);
-      PinnedPages pinned = scene.fetch({0, 10, 1, 20, 21, 22}, Clock::now());
-      CHECK(pinned.status(0) == PageStatus::ok && pinned.status(2) == PageStatus::ok);
-      for (const std::size_t i : {1u, 3u, 4u, 5u}) {
-        CHECK(pinned.status(i) == PageStatus::deadline && pinned.data(i) == nullptr);
+      for (bool late = true; late;) {
+        Scene scene(backend, frames);
+        CHECK(scene.fetch({0, 1}).status(0) == PageStatus::ok);
+        Faults faults;
+        faults.demand_delay = milliseconds(200);
+        const auto began = Clock::now();
+        PinnedPages pinned = scene.fetch({0, 10, 1, 20, 21, 22}, began);
+        // A machine that stood still for as long as reads take has shown nothing: once more.
+        late = Clock::now() - began >= milliseconds(200);
+        if (late) continue;
+        CHECK(pinned.status(0) == PageStatus::ok && pinned.status(2) == PageStatus::ok);
+        for (const std::size_t i : {1u, 3u, 4u, 5u}) {
+          CHECK(pinned.status(i) == PageStatus::deadline && pinned.data(i) == nullptr);
+        }
+        CHECK_EQ(pinned.reads(), 2u);
+        CHECK_EQ(pinned.reads(), 2u);
+        scene.pool->check();
+        // Whoever comes next waits for the read that is still out, and starts none.
+        faults.demand_delay = milliseconds(0);
+        PinnedPages joined = scene.fetch({10, 20, 21, 22});
+        for (std::size_t i = 0; i < 4; ++i) {
+          CHECK(joined.status(i) == PageStatus::ok);
+        }
+        CHECK(page_matches(joined.data(3), kPage, 7, 22));
+        CHECK_EQ(joined.reads(), 0u);
+        CHECK_EQ(scene.pool->stats().demand_reads, 3u);
+        scene.pool->check();
+        // Those who gave up waiting hold no pin.
+        joined.release();
+        pinned.release();
+        const std::vector<PageNumber> pages = numbers(0, 23);
+        CHECK_EQ(scene.pool->evict(scene.store, pages.data(), pages.size()), 6u);
       }
-      CHECK_EQ(pinned.reads(), 2u);
-      CHECK_EQ(pinned.reads(), 2u);
-      scene.pool->check();
-      // Whoever comes next waits for the read that is still out, and starts none.
-      faults.demand_delay = milliseconds(0);
-      PinnedPages joined = scene.fetch({10, 20, 21, 22});
-      for (std::size_t i = 0; i < 4; ++i) {
-        CHECK(joined.status(i) == PageStatus::ok);
-      }
-      CHECK(page_matches(joined.data(3), kPage, 7, 22));
-      CHECK_EQ(joined.reads(), 0u);
-      CHECK_EQ(scene.pool->stats().demand_reads, 3u);
-      scene.pool->check();
-      // Those who gave up waiting hold no pin.
-      joined.release();
-      pinned.release();
-      const std::vector<PageNumber> pages = numbers(0, 23);
-      CHECK_EQ(scene.pool->evict(scene.store, pages.data(), pages.size()), 6u);
     }
   }
 }
@@ -211,10 +217,12 @@ void test_the_end_waits_for_reads() {
     }
     const std::vector<PageNumber> pages = numbers(100, 110);
     LoadOptions options;
-    options.deadline = Clock::now() + milliseconds(1);
+    const auto began = Clock::now();
+    options.deadline = began + milliseconds(1);
     options.sticky = true;
     const LoadReport report = scene.pool->load(scene.store, pages.data(), pages.size(), options);
-    CHECK_EQ(report.pages_not_reached, 10u);
+    // Where the machine stood still for as long as a read takes, they may have come all the same.
+    CHECK(report.pages_not_reached == 10 || Clock::now() - began >= milliseconds(200));
     scene.pool->check();
     scene.pool.reset();
   }
