@@ -131,7 +131,10 @@ def _merged(
         scores = np.where(rows >= 0, np.take_along_axis(all_scores, best, axis=1), np.nan)
         source_of = all_sources[best]
     ids = _ids(view, sources, rows, source_of, id_kind)
-    return Hits(ids, scores.astype(np.float32), lambda _: _summary(parts, rows, source_of))
+    sizes = [
+        float(view.rows.alive.sum() if source is None else source.live_count) for source in sources
+    ]
+    return Hits(ids, scores.astype(np.float32), lambda _: _summary(parts, sizes, rows, source_of))
 
 
 def _ids(
@@ -156,7 +159,10 @@ def _ids(
 
 
 def _summary(
-    parts: list[SegmentHits], rows: NDArray[np.int64], source_of: NDArray[np.int64]
+    parts: list[SegmentHits],
+    sizes: list[float],
+    rows: NDArray[np.int64],
+    source_of: NDArray[np.int64],
 ) -> Summary:
     count = rows.shape[0]
     if not parts:
@@ -171,15 +177,22 @@ def _summary(
     nothing = ~found.any(axis=1)
 
     def weighted(name: str) -> NDArray[np.float32]:
-        mean = sum(
-            share * getattr(part, name) for share, part in zip(shares, summaries, strict=True)
+        values = zip(shares, (getattr(part, name) for part in summaries), strict=True)
+        return np.where(nothing, 1.0, sum(share * value for share, value in values)).astype(
+            np.float32
         )
-        return np.where(nothing, 1.0, mean).astype(np.float32)
+
+    # What a part could not look at gave no hit that it could be weighed by: the rows of such a
+    # part are as likely to be in the answer as any others.
+    unseen = np.zeros(count)
+    for size, part in zip(sizes, summaries, strict=True):
+        lacks = np.where(part.completeness < 1, 1.0 - part.expected_recall, 0.0)
+        unseen += size / max(sum(sizes), 1.0) * lacks
 
     return Summary(
         completeness=np.minimum.reduce([part.completeness for part in summaries]),
         recall_bound=np.minimum.reduce([part.recall_bound for part in summaries]),
-        expected_recall=weighted("expected_recall"),
+        expected_recall=np.minimum(weighted("expected_recall"), 1.0 - unseen).astype(np.float32),
         exact_share=weighted("exact_share"),
         pages_read=np.add.reduce([part.pages_read for part in summaries]),
         bytes_read=np.add.reduce([part.bytes_read for part in summaries]),

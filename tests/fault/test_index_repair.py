@@ -14,6 +14,7 @@ from stoker.index.build import build_segment
 from stoker.index.collection import Collection
 from stoker.index.collection_build import build_collection, create_collection
 from stoker.index.manifest import FILES
+from stoker.index.paged_file import HEADER_BYTES
 from stoker.index.repair import repair
 from stoker.index.settings import IndexSettings
 from stoker.index.verify import verify
@@ -284,3 +285,29 @@ def test_what_is_no_index_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "none"):
         with pytest.raises(StokerError):
             verify(path)
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_an_answer_promises_nothing_of_pages_that_are_hurt(
+    damaged: tuple[Path, dict[Any, np.ndarray]], sealed: bool
+) -> None:
+    path, model = damaged
+    if sealed:  # Else what changed since the last merge is whole, and fills the answer.
+        with Collection(path, "rw", settings=SETTINGS) as collection:
+            collection.merge()
+    folders = segment_folders(path)
+    assert len(folders) > 1  # One part alone and several are summed up in different places.
+    for folder in folders:
+        for name in ("links", "codes", "refine", "coarse", "vectors"):
+            file = folder / f"{name}.stk"
+            if file.exists():
+                with file.open("r+b") as pages:
+                    pages.seek(HEADER_BYTES)
+                    pages.write(b"\xff" * (file.stat().st_size - HEADER_BYTES))
+    queries = np.stack(list(model.values())[:3]).astype(np.float32)
+    with Collection(path) as collection:
+        hits = collection.search(queries, 5)
+    assert np.isnan(hits.scores).all() if sealed else np.isfinite(hits.scores).all()
+    assert (hits.completeness < 1).all()
+    assert (hits.recall_bound == 0).all()
+    assert (hits.expected_recall <= (0.0 if sealed else 0.1)).all()
