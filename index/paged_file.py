@@ -173,6 +173,14 @@ class PagedFileWriter:
             pages[full, : len(rest)] = rest
         return pages
 
+    def sync(self) -> None:
+        """Have the disk take what was written so far; any thread may, while others write.
+
+        Raises:
+            OSError: the disk refused it, and `close` may not hear of it again.
+        """
+        os.fdatasync(self._file.fileno())
+
     def close(self) -> PagedFileInfo:
         """Write what is pending, the table and the header, and fsync. Returns the header."""
         if len(self._pending):

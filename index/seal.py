@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 
 import stoker.kernels._core as _core
 from stoker.errors import InputError
+from stoker.index.blas_threads import one_blas_thread
 from stoker.index.calibration import Probe, calibrate
 from stoker.index.coarse_basis import basis_bytes, choose_basis
 from stoker.index.exact import unit_rows
@@ -165,6 +167,11 @@ def _id_bits(count: int) -> int:
     return max(int(max(count - 1, 1)).bit_length(), 1)
 
 
+def _sync(files: Sequence[PagedFileWriter]) -> None:
+    for file in files:
+        file.sync()
+
+
 def _fsync_folder(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -212,21 +219,17 @@ class _Sealer:
         ordering: str = HEAT_LOCALITY,
     ) -> BuildReport:
         started = time.monotonic()
-        order = row_order(
-            self.graph,
-            None if heat is None else heat[self.rows],
-            page_nodes=max(self.page_bytes // _core.refine_record_bytes(self.dim), 1),
-            ordering=ordering,
-        )
-        levels = self._write_links(order)
-        centre = self._centre()
-        basis = self._basis(centre)
-        self.infos["transform"] = write_blob(
-            self.folder / FILES["transform"],
-            np.frombuffer(centre.astype("<f4").tobytes() + basis_bytes(basis), np.uint8),
-            kind="transform",
-            page_bytes=self.page_bytes,
-        )
+        with one_blas_thread(), ThreadPoolExecutor(1) as aside:
+            # It looks at vectors only; ordering and packing look at links only.
+            transform = aside.submit(self._write_transform)
+            order = row_order(
+                self.graph,
+                None if heat is None else heat[self.rows],
+                page_nodes=max(self.page_bytes // _core.refine_record_bytes(self.dim), 1),
+                ordering=ordering,
+            )
+            levels = self._write_links(order)
+            centre, basis = transform.result()
         probe = Probe.draw(self.vectors, self.rows, metric=self.metric)
         self._write_rows(order, centre, basis, probe)
         id_layout, self.infos["ids"] = write_ids(
@@ -352,6 +355,18 @@ class _Sealer:
 
     # ---- rows --------------------------------------------------------------------------------
 
+    def _write_transform(self) -> tuple[NDArray[np.float32], Any | None]:
+        """Choose what coding subtracts and the directions it keeps, and write both."""
+        centre = self._centre()
+        basis = self._basis(centre)
+        self.infos["transform"] = write_blob(
+            self.folder / FILES["transform"],
+            np.frombuffer(centre.astype("<f4").tobytes() + basis_bytes(basis), np.uint8),
+            kind="transform",
+            page_bytes=self.page_bytes,
+        )
+        return centre, basis
+
     def _centre(self) -> NDArray[np.float32]:
         count = len(self.rows)
         if count == 0:
@@ -401,37 +416,50 @@ class _Sealer:
             )
 
         with (
+            one_blas_thread(),
             writer("codes", code_bytes, self.page_bytes // code_bytes) as codes,
             writer("refine", refine_bytes, self.page_bytes // refine_bytes) as refines,
             writer("vectors", vector_bytes, 0) as vectors,
             contextlib.ExitStack() as optional,
             ThreadPoolExecutor(self.threads) as pool,
+            ThreadPoolExecutor(1) as disk,
         ):
             coarse = None
             if self.coarse:
                 per_page = self.page_bytes // coarse_bytes
                 coarse = optional.enter_context(writer("coarse", coarse_bytes, per_page))
-            for start in range(0, count, _BATCH_ROWS):
-                rows = self.rows[order[start : start + _BATCH_ROWS]]
-                batch = self._batch(rows)
+            written = [codes, refines, vectors, *([coarse] if coarse is not None else [])]
+
+            def begin(start: int) -> tuple[NDArray[np.float32], list[Future[Any]]]:
+                """Read a batch and have it coded, while the one before it is written."""
+                batch = self._batch(self.rows[order[start : start + _BATCH_ROWS]])
                 parts = np.array_split(batch, min(self.threads, len(batch)))
-                encoded = list(
-                    pool.map(
-                        lambda part: _core.encode(part, seed=_SEED, centre=centre, basis=basis),
-                        parts,
-                    )
-                )
+                encode = functools.partial(_core.encode, seed=_SEED, centre=centre, basis=basis)
+                return batch, [pool.submit(encode, part) for part in parts]
+
+            coming = begin(0) if count else None
+            synced: list[Future[None]] = []
+            for start in range(0, count, _BATCH_ROWS):
+                assert coming is not None
+                batch, coding = coming
+                encoded = [part.result() for part in coding]
+                following = start + _BATCH_ROWS
+                coming = begin(following) if following < count else None
                 codes.write_records(np.concatenate([part[0] for part in encoded]))
                 refines.write_records(np.concatenate([part[1] for part in encoded]))
                 if coarse is not None:
                     coarse.write_records(np.concatenate([part[2] for part in encoded]))
                 stored = batch.astype("<f2") if self.half else batch.astype("<f4", copy=False)
                 vectors.write_records(stored.view(np.uint8))
+                # The disk works meanwhile too: what is left for the end is little. Where it cannot
+                # keep up, the next round waits for none: the last `close` does.
+                if not synced or synced[-1].done():
+                    synced.append(disk.submit(_sync, written))
                 if probe is not None:
                     probe.take(batch, start)
-                self.progress("seal", min(start + _BATCH_ROWS, count), count)
-            self.infos["codes"] = codes.close()
-            self.infos["refine"] = refines.close()
-            if coarse is not None:
-                self.infos["coarse"] = coarse.close()
-            self.infos["vectors"] = vectors.close()
+                self.progress("seal", min(following, count), count)
+            for done in synced:
+                done.result()
+            infos = list(pool.map(PagedFileWriter.close, written))
+            for part, info in zip(("codes", "refine", "vectors", "coarse"), infos, strict=False):
+                self.infos[part] = info
