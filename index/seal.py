@@ -451,8 +451,8 @@ class _Sealer:
                     coarse.write_records(np.concatenate([part[2] for part in encoded]))
                 stored = batch.astype("<f2") if self.half else batch.astype("<f4", copy=False)
                 vectors.write_records(stored.view(np.uint8))
-                # The disk works meanwhile too: what is left for the end is little. Where it cannot
-                # keep up, the next round waits for none: the last `close` does.
+                # The disk works meanwhile, so that `close` has little left to wait for. Where it
+                # cannot keep up, there is one sync under way and no queue of them.
                 if not synced or synced[-1].done():
                     synced.append(disk.submit(_sync, written))
                 if probe is not None:
