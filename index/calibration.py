@@ -2,7 +2,9 @@
 
 Held-out queries are drawn near, far from and between stored vectors; their exact neighbors are
 found while the vectors stream past; then the segment itself is searched at several widths. What is
-kept is what the worst kind of query reached.
+kept is what the worst kind of query reached, and beside it what those reached that lie nearer to
+what they found than nearly all of the other kinds: a walk can see that of a query when it has met
+its best row, and a far narrower one is then enough.
 
 Others are drawn at random, with no regard to what is stored. Walks find less of what those ask
 for, and no target is set by them; but the answer to one like them promises what they reached, and
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -35,6 +38,10 @@ _STRANGERS: Final = 128
 _STRANGE_LENGTHS: Final = (0.5, 4.0)
 # Share of the queries that may lie farther from their answers than is called known.
 _FARTHEST: Final = 0.01
+# Share of the other kinds that may lie as near as is called near, and the fewest near ones that
+# say anything.
+_NEAREST: Final = 0.01
+_NEAR_MIN: Final = 60
 _ROWS_MIN: Final = 64
 # Mean recall from which on wider walks are not measured.
 _WHOLE: Final = 0.9995
@@ -73,7 +80,7 @@ class Probe:
 
         Three kinds in turn (see `KINDS`), because what a walk meets depends on how far from the
         stored vectors a query lies, and nobody knows yet what will be asked: *near* one vector
-        (a cosine of 0.9 and more: a passage looks for its like), *far* from it (0.5 to 0.75: a
+        (a cosine of 0.84 and more: a passage looks for its like), *far* from it (0.5 to 0.75: a
         question looks for a passage), and *between* two that have nothing to do with each other.
         Then a third as many in random directions, half from the origin and half from the vectors'
         centre, at half to four times the vectors' distance from it.
@@ -97,7 +104,7 @@ class Probe:
         drawn = np.choose(
             kind,
             [
-                base + (0.25 + 0.25 * reach) * noise,
+                base + (0.25 + 0.4 * reach) * noise,
                 base + (0.9 + 0.8 * reach) * noise,
                 0.6 * base + 0.4 * other + 0.3 * noise,
             ],
@@ -150,15 +157,34 @@ class Probe:
 
         A hundredth of each is left out.
         """
-        best = self.scores[:, 0].astype(np.float64)
-        if self.metric == "l2":
-            best = (self.queries.astype(np.float64) ** 2).sum(axis=1) - best
-        near = segment.nearness(best, self.queries)
+        near = self._nearness(segment)
         known, strange = (
             float(np.nan_to_num(np.quantile(part, _FARTHEST)))
             for part in (near[: self.known], near[self.known :])
         )
         return known, min(known, strange)
+
+    def near_ones(self, segment: Segment) -> tuple[float, NDArray[np.bool_]]:
+        """How near is nearer than nearly all of the other kinds, and which *near* queries are so.
+
+        Returns:
+            (nearness, bool array of shape (nq,)); none are where there are too few to speak of.
+        """
+        near = self._nearness(segment)
+        kind = np.arange(len(near)) % len(KINDS)
+        kind[self.known :] = len(KINDS)
+        others = near[(kind > 0) & (kind < len(KINDS)) & np.isfinite(near)]
+        from_ = float(np.quantile(others, 1.0 - _NEAREST)) if len(others) else math.inf
+        chosen = (kind == 0) & (near >= from_)
+        if chosen.sum() < _NEAR_MIN:
+            return 0.0, np.zeros(len(near), np.bool_)
+        return from_, chosen
+
+    def _nearness(self, segment: Segment) -> NDArray[np.float64]:
+        best = self.scores[:, 0].astype(np.float64)
+        if self.metric == "l2":
+            best = (self.queries.astype(np.float64) ** 2).sum(axis=1) - best
+        return segment.nearness(best, self.queries)
 
     @functools.cached_property
     def _equals(self) -> NDArray[np.int64]:
@@ -242,6 +268,7 @@ def calibrate(folder: Path, manifest: Manifest, probe: Probe) -> Manifest:
     widths = [w for w in _WIDTHS if k <= w <= manifest.count] or [k]
     with _opened(folder, manifest, bits=4) as segment:
         nearness_low, strange_nearness_low = probe.nearness_lows(segment)
+        near_from, near = probe.near_ones(segment)
         largest = min(_WIDTHS[-1], manifest.count)
         from_memory = functools.partial(_recall, segment, probe, reading=False)
         _load(segment, "upper")
@@ -250,13 +277,14 @@ def calibrate(folder: Path, manifest: Manifest, probe: Probe) -> Manifest:
         by_code = from_memory(largest)
         _load(segment, "refine")
         refined = from_memory(largest)
-        found = _by_width(functools.partial(_recall, segment, probe, reading=True), probe, widths)
-    coarse = _ByWidth((), (), (), ())
+        measure = functools.partial(_recall, segment, probe, reading=True)
+        found = _by_width(measure, probe, widths, near)
+    coarse = _ByWidth((), (), (), (), (), ())
     if manifest.has_coarse:
         with _opened(folder, manifest, bits=2) as segment:
             _load(segment, "upper", "links", "coarse", "codes", "refine")
             measure = functools.partial(_recall, segment, probe, reading=True)
-            coarse = _by_width(measure, probe, widths)
+            coarse = _by_width(measure, probe, widths, near)
     return dataclasses.replace(
         manifest,
         calibration=dataclasses.replace(
@@ -264,6 +292,11 @@ def calibrate(folder: Path, manifest: Manifest, probe: Probe) -> Manifest:
             ef=tuple(widths),
             nearness_low=nearness_low,
             strange_nearness_low=strange_nearness_low,
+            near_from=near_from,
+            near_mean=found.near_means,
+            near_low=found.near_lows,
+            coarse_near_mean=coarse.near_means,
+            coarse_near_low=coarse.near_lows,
             recall_mean=found.means,
             recall_low=found.lows,
             strange_mean=found.strange_means,
@@ -312,34 +345,43 @@ def _recall(segment: Segment, probe: Probe, width: int, *, reading: bool) -> NDA
 
 
 class _ByWidth(NamedTuple):
-    """Mean and lower bound of the recall at each width: of known queries, and of random ones."""
+    """Mean and lower bound of the recall at each width: of known queries, random and near ones."""
 
     means: tuple[float, ...]
     lows: tuple[float, ...]
     strange_means: tuple[float, ...]
     strange_lows: tuple[float, ...]
+    near_means: tuple[float, ...]
+    near_lows: tuple[float, ...]
 
 
 def _by_width(
-    measure: Callable[[int], NDArray[np.float64]], probe: Probe, widths: Sequence[int]
+    measure: Callable[[int], NDArray[np.float64]],
+    probe: Probe,
+    widths: Sequence[int],
+    near: NDArray[np.bool_],
 ) -> _ByWidth:
     """Measure each width; of the known queries the kind that fares worst counts.
 
     A wider walk can only meet more; noise in the sample must not say otherwise. Nor is more
     measured where nothing is left to find.
     """
-    measured: list[tuple[float, float, float, float]] = []
+    measured: list[tuple[float, ...]] = []
     for width in widths:
         if measured and measured[-1][0] >= _WHOLE:
             measured.append(measured[-1])
             continue
         recall = measure(width)
         strange = recall[probe.known :]
-        measured.append(
-            (*_worst_kind(recall[: probe.known]), float(strange.mean()), _reached(strange))
-        )
-    columns = np.maximum.accumulate(measured, axis=0).T
-    return _ByWidth(*(tuple(float(value) for value in column) for column in columns))
+        found = [*_worst_kind(recall[: probe.known]), float(strange.mean()), _reached(strange)]
+        if near.any():
+            found += [float(recall[near].mean()), _reached(recall[near])]
+        measured.append(tuple(found))
+    columns = [
+        tuple(float(value) for value in column)
+        for column in np.maximum.accumulate(measured, axis=0).T
+    ]
+    return _ByWidth(*columns, *((),) * (len(_ByWidth._fields) - len(columns)))
 
 
 def _estimate_errors(

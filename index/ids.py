@@ -119,8 +119,10 @@ def _refuse_duplicates(ids: NDArray[Any]) -> None:
         seen[text] = i
 
 
-def _hash(text: str) -> int:
-    return int.from_bytes(hashlib.blake2b(text.encode("utf-8"), digest_size=8).digest(), "little")
+def _hashes(names: Sequence[bytes]) -> NDArray[np.uint64]:
+    """Return the key of each id, given in UTF-8."""
+    digests = b"".join([hashlib.blake2b(name, digest_size=8).digest() for name in names])
+    return np.frombuffer(digests, "<u8").astype(np.uint64)
 
 
 def write_ids(path: Path, ids: NDArray[Any], *, page_bytes: int) -> tuple[IdLayout, PagedFileInfo]:
@@ -138,7 +140,7 @@ def write_ids(path: Path, ids: NDArray[Any], *, page_bytes: int) -> tuple[IdLayo
         np.cumsum([len(value) for value in encoded], out=offsets[1:])
         by_row = offsets
         text = np.frombuffer(b"".join(encoded), np.uint8)
-        keys = np.fromiter((_hash(str(value)) for value in ids), np.uint64, count)
+        keys = _hashes(encoded)
         kind = "str"
     order = np.argsort(keys, kind="stable").astype("<u4")
     parts = [
@@ -327,19 +329,67 @@ class IdTable:
     ) -> NDArray[np.int64]:
         assert self._reverse is not None
         keys, order = self._reverse
-        usable = [i for i, v in enumerate(ids) if isinstance(v, str) and _is_encodable(v)]
-        wanted = np.fromiter((_hash(str(ids[i])) for i in usable), np.uint64, len(usable))
-        first = np.searchsorted(keys, wanted, "left").tolist()
-        stop = np.searchsorted(keys, wanted, "right").tolist()
+        usable: list[int] = []
+        names: list[bytes] = []
+        for i, value in enumerate(ids):
+            name = _encoded(value)
+            if name is not None:
+                usable.append(i)
+                names.append(name)
+        wanted = _hashes(names)
+        first = np.searchsorted(keys, wanted, "left")
+        stop = np.searchsorted(keys, wanted, "right")
         if len(usable) > _FEW_ROWS:
             self.load()  # one long read, in place of two short ones for each
-        for i, start, end in zip(usable, first, stop, strict=True):
-            # Equal hashes of different strings are told apart by the strings themselves.
-            for row in order[start:end].tolist():
-                if self.ids_at(np.array([row]))[0] == ids[i]:
-                    rows[i] = row
+        known = np.flatnonzero(first < stop)
+        found = order[first[known]]
+        same = self._are_named(found, [names[at] for at in known.tolist()])
+        places = np.array(usable, dtype=np.int64)
+        rows[places[known[same]]] = found[same]
+        # Equal hashes of different strings are told apart by the strings themselves.
+        for at in known[~same & (stop[known] - first[known] > 1)].tolist():
+            others = order[int(first[at]) + 1 : int(stop[at])]
+            for row in others:
+                if self._are_named(row.reshape(1), [names[at]])[0]:
+                    rows[usable[at]] = row
                     break
         return rows
+
+    def _are_named(self, rows: NDArray[np.uint32], names: Sequence[bytes]) -> NDArray[np.bool_]:
+        """Tell which rows have these ids, each given in UTF-8.
+
+        Raises:
+            SegmentFileCorrupt: the id of one of the rows is no UTF-8.
+        """
+        if len(rows) == 0:
+            return np.empty(0, bool)
+        if self._by_row is None:
+            held = [text.encode("utf-8") for text in self.ids_at(rows.astype(np.int64)).tolist()]
+            pairs = zip(held, names, strict=True)
+            return np.fromiter((ours == name for ours, name in pairs), bool, len(rows))
+        text = self._text
+        starts, stops = self._by_row[rows].tolist(), self._by_row[rows + 1].tolist()
+        same = np.fromiter(
+            (
+                text[start:stop] == name
+                for start, stop, name in zip(starts, stops, names, strict=True)
+            ),
+            bool,
+            len(rows),
+        )
+        if not same.all():
+            self.ids_at(rows[~same].astype(np.int64))  # what differs may be damage: it says so
+        return same
+
+
+def _encoded(value: Any) -> bytes | None:
+    """Return the UTF-8 of a text; None for what no id can be."""
+    if not isinstance(value, str):
+        return None
+    try:
+        return value.encode("utf-8")
+    except UnicodeEncodeError:
+        return None
 
 
 def _is_int64(value: int) -> bool:

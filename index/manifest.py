@@ -79,6 +79,12 @@ class Calibration:
         strange_low: As ``recall_low``, of those.
         coarse_strange_mean: As ``strange_mean``, of walks on coarse codes.
         coarse_strange_low: As ``strange_low``, of those.
+        near_from: How near queries lie to what they find of which nearly all are *near* ones: what
+            was found of those alone says what narrow walks do for such. 0 where none were measured.
+        near_mean: As ``recall_mean``, of near queries from there on; empty without them.
+        near_low: As ``recall_low``, of those.
+        coarse_near_mean: As ``near_mean``, of walks on coarse codes.
+        coarse_near_low: As ``near_low``, of those.
     """
 
     queries: int
@@ -103,6 +109,11 @@ class Calibration:
     strange_low: tuple[float, ...] = ()
     coarse_strange_mean: tuple[float, ...] = ()
     coarse_strange_low: tuple[float, ...] = ()
+    near_from: float = 0.0
+    near_mean: tuple[float, ...] = ()
+    near_low: tuple[float, ...] = ()
+    coarse_near_mean: tuple[float, ...] = ()
+    coarse_near_low: tuple[float, ...] = ()
 
     @property
     def knows_strangers(self) -> bool:
@@ -122,6 +133,12 @@ class Calibration:
         if bits == 2:
             return self.coarse_strange_mean, self.coarse_strange_low
         return self.strange_mean, self.strange_low
+
+    def near_by_width(self, bits: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """The same of near queries; empty where nobody measured them apart."""
+        if bits == 2:
+            return self.coarse_near_mean, self.coarse_near_low
+        return self.near_mean, self.near_low
 
     def recall_from_memory(self, bits: int, coverage: Mapping[str, float]) -> float | None:
         """Mean recall@k of answers from memory alone, in [0, 1]; None where nobody measured it.
@@ -360,13 +377,17 @@ def _wrong_with(calibration: Calibration, *, has_coarse: bool) -> str | None:
             return f"{name} is not a list of {expected}"
         if not all(map(_is_share, values)):
             return f"{name} {values!r}"
-    for name in ("spread", "nearness_low", "strange_nearness_low"):
+    for name in ("spread", "nearness_low", "strange_nearness_low", "near_from"):
         value = getattr(calibration, name)
         if not _is_number(value) or not -1e300 < value < 1e300 or (name == "spread" and value < 0):
             return f"{name} {value!r}"
-    for name in ("strange_mean", "strange_low", "coarse_strange_mean", "coarse_strange_low"):
+    for name in (
+        *("strange_mean", "strange_low", "coarse_strange_mean", "coarse_strange_low"),
+        *("near_mean", "near_low", "coarse_near_mean", "coarse_near_low"),
+    ):
         values = getattr(calibration, name)
-        measured = calibration.knows_strangers and (has_coarse or not name.startswith("coarse"))
+        measured = bool(calibration.near_low) if "near" in name else calibration.knows_strangers
+        measured = measured and (has_coarse or not name.startswith("coarse"))
         expected = len(widths) if measured else 0
         if not isinstance(values, tuple) or len(values) != expected:
             return f"{name} is not a list of {expected}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -28,6 +29,7 @@ FACTS: Final = (
     "found",
     "best",
     "query_length",
+    "narrow",
 )
 _CONFIDENCE: Final = 0.975  # of the re-rank's part of the bound; the walk has its calibration's
 
@@ -65,6 +67,45 @@ def walk_recall(calibration: Calibration | None, bits: int, width: int, k: int) 
         min(strange_means[at], means[at]),
         min(strange_lows[at], lows[at]),
     )
+
+
+class NearWalk(NamedTuple):
+    """The narrower walk that comes first, and is all there is for queries near what is stored.
+
+    Attributes:
+        width: Of it.
+        near_from: `nearness` from which on it is enough.
+        mean: Calibrated recall of such queries.
+        low: The recall that the stated share of them reached.
+        others: What walks of this width were found to do for any query.
+    """
+
+    width: int
+    near_from: float
+    mean: float
+    low: float
+    others: WalkRecall
+
+
+def near_walk(
+    calibration: Calibration, bits: int, *, wanted: float, width: int, k: int
+) -> NearWalk | None:
+    """Return the narrowest walk that finds near queries enough; None if none under ``width`` does.
+
+    Args:
+        bits: Of the codes that walks compare.
+        wanted: Mean recall of the walk.
+        width: Of walks for any query.
+        k: Neighbors.
+    """
+    means, lows = calibration.near_by_width(bits)
+    scale = max(k / calibration.k, 1.0)
+    for measured, mean, low in zip(calibration.ef, means, lows, strict=False):
+        narrow = max(math.ceil(measured * scale), k)
+        if mean >= wanted and narrow < width:
+            others = walk_recall(calibration, bits, narrow, k)
+            return NearWalk(narrow, calibration.near_from, mean, low, others)
+    return None
 
 
 def nearness(
@@ -136,14 +177,31 @@ class RecallBounds:
             best, queries, metric=self._metric, centre=self._centre, spread=self._spread
         )
 
+    def near_walk(self, *, wanted: float, width: int, k: int) -> NearWalk | None:
+        """The narrower walk that is enough for near queries; see `near_walk`."""
+        if self._calibration is None:
+            return None
+        return near_walk(self._calibration, self._bits, wanted=wanted, width=width, k=k)
+
+    @property
+    def spread(self) -> float:
+        """Mean squared distance of the rows from their centre; 0 where it was not measured."""
+        return self._spread
+
     def summary(
-        self, k: int, width: int, facts: _core.Facts, allow: NDArray[np.uint8] | None = None
+        self,
+        k: int,
+        width: int,
+        near: NearWalk | None,
+        facts: _core.Facts,
+        allow: NDArray[np.uint8] | None = None,
     ) -> Summary:
         """Say what answers of ``k`` neighbors at ``width`` can promise, from the walks' facts.
 
         Args:
             k: Neighbors asked for.
             width: Of the walks.
+            near: The narrower walk that came first, if one did.
             facts: What the native search says of itself.
             allow: A bit per row that could be in an answer, or None for all.
         """
@@ -158,6 +216,7 @@ class RecallBounds:
             k=k,
             possible=possible,
             walk=self.walk(width, k),
+            near_walk=near,
             calibration=self._calibration,
         )
 
@@ -169,6 +228,7 @@ def summarize(
     k: int,
     possible: int,
     walk: WalkRecall,
+    near_walk: NearWalk | None = None,
     calibration: Calibration | None,
 ) -> Summary:
     """Say of a batch of answers how complete they are, and what recall they can promise.
@@ -179,6 +239,7 @@ def summarize(
         k: Neighbors asked for.
         possible: Rows that could be in an answer.
         walk: What walks of this width were found to do.
+        near_walk: The narrower one that came first, if one did.
         calibration: Of the segment; None where nothing was measured.
     """
     column = dict(zip(FACTS, facts.T, strict=True))
@@ -189,12 +250,24 @@ def summarize(
     expected = column["expected_recall"]
     # A scan meets every allowed row, so only its re-rank can lose any.
     scanned = column["scanned"] > 0
-    bound = np.full(len(near), walk.low)
-    mean = np.full(len(near), walk.mean)
+    known = np.array([walk.mean, walk.low])
+    unlike = np.array([walk.strange_mean, walk.strange_low])
+    promised = np.repeat(known[:, None], len(near), axis=1)
+    strangers = np.repeat(unlike[:, None], len(near), axis=1)
+    if near_walk is not None:
+        narrow = column["narrow"] > 0
+        others = near_walk.others
+        promised[:, narrow] = np.array([[others.mean], [others.low]])
+        strangers[:, narrow] = np.array([[others.strange_mean], [others.strange_low]])
+        # The walk took its codes' word for how near the best row is; here is what it was.
+        promised[:, narrow & (near >= near_walk.near_from)] = np.array(
+            [[near_walk.mean], [near_walk.low]]
+        )
+    mean, bound = promised
     if calibration is not None and calibration.knows_strangers:
         # An answer without a best row is as strange as can be.
         strange = ~(near >= calibration.nearness_low)
-        mean[strange], bound[strange] = walk.strange_mean, walk.strange_low
+        mean[strange], bound[strange] = strangers[:, strange]
         bound[~(near >= calibration.strange_nearness_low)] = 0.0
     whole = np.where(scanned, 1.0, bound) - _loss_bound(expected, k)
     upper = calibration.upper_low if calibration else 0.0

@@ -301,6 +301,9 @@ class Segment:
     def _plan(self, k: int, ef: int | None, recall_target: float | None) -> KnownSearch:
         """Work out how searches that ask for this are done, and keep it for the next one."""
         width = self._width(k, ef, recall_target)
+        near = None
+        if ef is None:
+            near = self._bounds.near_walk(wanted=self._wanted(recall_target), width=width, k=k)
         plan = plan_search(
             self._settings,
             self.navigation_bits,
@@ -311,10 +314,18 @@ class Segment:
             recall_target=recall_target,
             normalize=self.manifest.metric == "cosine",
         )
+        options = plan.options
+        if near is not None:
+            options = {
+                **options,
+                "near_ef": near.width,
+                "near_from": near.near_from,
+                "spread": self._bounds.spread,
+            }
         known = KnownSearch(
             width,
-            _core.SearchOptions(k=k, **plan.options),
-            functools.partial(self._bounds.summary, k, width),
+            _core.SearchOptions(k=k, **options),
+            functools.partial(self._bounds.summary, k, width, near),
             direct=width < self.count,
         )
         # Replaced when full, never emptied: searches of other threads may be looking.
@@ -323,15 +334,13 @@ class Segment:
         return known
 
     def _width(self, k: int, ef: int | None, recall_target: float | None) -> int:
-        """The walk's width: what was asked for, or what calibration found the target to take."""
+        """The walk's width: as asked for, or what the worst kind of calibrated query takes."""
         if ef is not None:
             return ef
         calibration = self.manifest.calibration
         if calibration is None:
             return max(64, 2 * k)
-        target = self._settings.recall_target if recall_target is None else recall_target
-        # What the re-rank leaves; calibration speaks of the worst kind of query.
-        wanted = 1.0 - (1.0 - RERANK_SHARE_MIN) * (1.0 - target)
+        wanted = self._wanted(recall_target)
         enough = (
             width
             for width, mean in zip(
@@ -341,6 +350,11 @@ class Segment:
         )
         width = next(enough, calibration.ef[-1])
         return max(math.ceil(width * max(k / calibration.k, 1.0)), k)
+
+    def _wanted(self, recall_target: float | None) -> float:
+        """Mean recall that the target asks of the walk: what the re-rank leaves."""
+        target = self._settings.recall_target if recall_target is None else recall_target
+        return 1.0 - (1.0 - RERANK_SHARE_MIN) * (1.0 - target)
 
     def direct(self) -> DirectSearch | None:
         """Return the short way to answers; None where ids are strings, or there is nothing."""

@@ -167,7 +167,7 @@ class SegmentLayout:
 class SearchOptions:
     """How searches of one k, width and recall target are done."""
 
-    def __init__(self, *, k: int, ef: int, rerank_target: float, mean_loss: float, loss_ceiling: float, rerank_reads_max: int, read_vectors: bool, beam: int, normalize: bool) -> None: ...
+    def __init__(self, *, k: int, ef: int, rerank_target: float, mean_loss: float, loss_ceiling: float, rerank_reads_max: int, read_vectors: bool, beam: int, normalize: bool, near_ef: int = 0, near_from: float = 0.0, spread: float = 0.0) -> None: ...
 
     @property
     def mean_loss(self) -> float: ...
@@ -177,7 +177,7 @@ class Facts:
 
     def columns(self) -> NDArray[numpy.float64]:
         """
-        float64, a row a query: expected_recall, expanded, evaluated, skipped, exact, refined, damaged, rounds, pages_read, bytes_read, deadline_hit, scanned, found, best, query_length.
+        float64, a row a query: expected_recall, expanded, evaluated, skipped, exact, refined, damaged, rounds, pages_read, bytes_read, deadline_hit, scanned, found, best, query_length, narrow.
         """
 
 class NativeSegment:

@@ -57,7 +57,7 @@ struct Facts {
   std::vector<stoker::QueryStats> rows;
 
   // In the order of FACTS in index/recall_bounds.py.
-  static constexpr std::size_t kColumns = 15;
+  static constexpr std::size_t kColumns = 16;
 
   NumpyArray<double> columns() const {
     Owned<double> out(rows.size() * kColumns);
@@ -77,7 +77,8 @@ struct Facts {
                                        s.scanned ? 1.0 : 0.0,
                                        static_cast<double>(s.found),
                                        static_cast<double>(s.best),
-                                       static_cast<double>(s.query_length)};
+                                       static_cast<double>(s.query_length),
+                                       s.narrow ? 1.0 : 0.0};
       to = std::copy(values, values + kColumns, to);
     }
     return out.to_numpy({rows.size(), kColumns});
@@ -386,7 +387,8 @@ void bind_segment(nb::module_& m) {
           "__init__",
           [](SearchOptions* self, std::uint32_t k, std::uint32_t ef, float rerank_target, float mean_loss,
              float loss_ceiling, std::uint32_t rerank_reads_max, bool read_vectors,
-             std::uint32_t beam, bool normalize) {
+             std::uint32_t beam, bool normalize, std::uint32_t near_ef, float near_from,
+             float spread) {
             new (self) SearchOptions();
             self->params.k = k;
             self->params.ef = ef;
@@ -397,14 +399,18 @@ void bind_segment(nb::module_& m) {
             self->params.read_vectors = read_vectors;
             self->params.beam = beam;
             self->normalize = normalize;
+            self->params.near_ef = near_ef;
+            self->params.near_from = near_from;
+            self->params.spread = spread;
           },
           nb::kw_only(), "k"_a, "ef"_a, "rerank_target"_a, "mean_loss"_a, "loss_ceiling"_a,
-          "rerank_reads_max"_a, "read_vectors"_a, "beam"_a, "normalize"_a)
+          "rerank_reads_max"_a, "read_vectors"_a, "beam"_a, "normalize"_a,
+          "near_ef"_a = 0, "near_from"_a = 0.0f, "spread"_a = 0.0f)
       .def_prop_ro("mean_loss", [](const SearchOptions& self) { return self.params.mean_loss; });
   nb::class_<Facts>(m, "Facts", "What the searches of a batch say of themselves.")
       .def("columns", &Facts::columns,
            "float64, a row a query: expected_recall, expanded, evaluated, skipped, exact, "
-           "refined, damaged, rounds, pages_read, bytes_read, deadline_hit, scanned, found, best, query_length.");
+           "refined, damaged, rounds, pages_read, bytes_read, deadline_hit, scanned, found, best, query_length, narrow.");
   nb::class_<NativeSegment>(m, "NativeSegment", "Search over a segment's pages in a pool.")
       .def(nb::init<nb::object, const SegmentLayout&, std::size_t, std::uint64_t, Vector<float>,
                     const std::optional<stoker::CoarseBasis>&>(),

@@ -88,13 +88,34 @@ QueryStats Walk::run(const float* query, std::uint32_t* rows, float* scores) {
     ef = std::min<std::size_t>(layout_.count,
                                static_cast<std::size_t>(static_cast<double>(ef) / selectivity));
   }
-  s_.nearest.reset(ef);
+  const std::size_t near_ef = std::max(params_.near_ef, params_.k);
+  const bool tries = params_.near_ef != 0 && !filtered_ && near_ef < ef;
+  s_.nearest.reset(tries ? near_ef : ef);
   descend();
-  walk_level(0, ef, true);
+  if (tries) {
+    walk_level(0, near_ef, true);
+    stats_.narrow = is_near();
+    if (!stats_.narrow) begin_anew();
+  }
+  if (!stats_.narrow) walk_level(0, ef, true);
   if (filtered_) widen(ef);
   forget_visited();
   answer(rows, scores);
   return stats_;
+}
+
+// Whether a whole walk has ended as near to the query as narrow walks have to, by its codes. What no
+// number is near, as a query at the origin, is not.
+bool Walk::is_near() const {
+  if (s_.nearest.items().empty() || stats_.skipped > 0) return false;
+  const float distance = s_.nearest.items().front().distance;
+  const float length = s_.query.length;
+  if (layout_.metric == Metric::l2) {
+    const float unrelated = length * length + params_.spread;
+    return unrelated - (distance + s_.query.constant) >= params_.near_from * unrelated &&
+           unrelated > 0;
+  }
+  return s_.query.constant - distance >= params_.near_from * length && length > 0;
 }
 
 // Whether the allowed rows that were met hold the nearest ones: among all the rows that lie as near

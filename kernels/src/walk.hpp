@@ -155,6 +155,7 @@ class Walk {
  private:
   bool may_read();
   void descend();
+  bool is_near() const;
   bool covers_answer() const;
   void widen(std::size_t ef);
   void begin_anew();

@@ -100,6 +100,12 @@ struct SegmentLayout {
 struct SearchParams {
   std::uint32_t k = 10;
   std::uint32_t ef = 64;
+  // A narrower walk comes first, and is all there is for a query that it finds near enough to what
+  // is stored: at `near_from` and above, of the nearness of index/recall_bounds.py, which takes the
+  // rows' mean squared distance from their centre under l2. 0: none. Never with a filter.
+  std::uint32_t near_ef = 0;
+  float near_from = 0;
+  float spread = 0;
   // Expected share of the true k among the answer, given that the walk has found them; the
   // re-rank reads pages from the device until the estimate reaches it.
   float rerank_target = 0.98f;
@@ -135,6 +141,7 @@ struct QueryStats {
   float best = std::numeric_limits<float>::quiet_NaN();   // score of the first hit
   float query_length = 0;           // under l2 of the way from the centre
   bool scanned = false;             // answered by a scan of the allowed rows, without a walk
+  bool narrow = false;              // answered by a walk of width `near_ef`
 };
 
 class Searcher {
