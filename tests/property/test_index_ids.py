@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
+from numpy.typing import NDArray
 
+import stoker.index.ids as ids_module
 from stoker.errors import CorruptError, InputError
 from stoker.index.ids import IdLayout, IdTable, normalize_ids, write_ids
 from stoker.index.paged_file import HEADER_BYTES, PagedFile, write_blob
@@ -75,6 +78,79 @@ def test_rows_of_ids_are_those_of_a_dictionary(
     want = [rows.get(name, -1) for name in wanted]
     assert [int(few.rows_of([name])[0]) for name in wanted] == want
     assert many.rows_of(wanted).tolist() == want
+
+
+def rows_one_by_one(raw: bytes, count: int, text_bytes: int, name: str) -> int:
+    """The row of one id in a table of texts, by its bytes alone; UnicodeDecodeError on damage."""
+    offsets = np.frombuffer(raw, "<u8", count + 1)
+    text = raw[8 * (count + 1) :][:text_bytes]
+    keys = np.frombuffer(raw, "<u8", count, 8 * (count + 1) + text_bytes)
+    rows = np.frombuffer(raw, "<u4", count, 8 * (2 * count + 1) + text_bytes)
+    key = int(ids_module._hashes([name.encode("utf-8")])[0])
+    for row in rows[keys == key].tolist():
+        if text[int(offsets[row]) : int(offsets[row + 1])].decode("utf-8") == name:
+            return int(row)
+    return -1
+
+
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    ids=_TEXTS,
+    asked=st.lists(st.text(max_size=40), max_size=40),
+    buckets=st.sampled_from([1, 3, 50, 2**64]),
+    damage=st.lists(st.tuples(st.integers(0, 2**16), st.integers(0, 255)), max_size=3),
+    seed=st.integers(0, 2**16),
+)
+def test_many_texts_are_found_as_one_by_one_with_equal_hashes_and_damage(
+    tmp_path_factory: pytest.TempPathFactory,
+    ids: list[str],
+    asked: list[str],
+    buckets: int,
+    damage: list[tuple[int, int]],
+    seed: int,
+) -> None:
+    path = tmp_path_factory.mktemp("ids") / "ids.stk"
+    rng = np.random.default_rng(seed)
+    known = [ids[place] for place in rng.integers(0, len(ids), rng.integers(0, 60)).tolist()]
+    wanted = [*known, *asked, *known[:3], "\ud800"]
+    hashes = ids_module._hashes
+
+    def few_hashes(names: Sequence[bytes]) -> NDArray[np.uint64]:
+        found = hashes(names)
+        return found if buckets == 2**64 else found % np.uint64(buckets)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ids_module, "_hashes", few_hashes)
+        layout, _ = write_ids(path, normalize_ids(ids, len(ids)), page_bytes=4096)
+        text_at = 8 * (len(ids) + 1)
+        size = text_at + layout.text_bytes + 12 * len(ids)
+        raw = bytearray(path.read_bytes()[HEADER_BYTES:][:size])
+        for place, value in damage:  # under checksums that hold
+            raw[text_at + place % layout.text_bytes] = value
+        path.unlink()
+        write_blob(path, np.frombuffer(bytes(raw), np.uint8), kind="ids", page_bytes=4096)
+        many = IdTable(path, layout, len(ids))
+        loaded = IdTable(path, layout, len(ids))
+        loaded.load()
+        want: list[int] = []
+        hurt = False
+        for name in wanted[:-1]:
+            try:
+                want.append(rows_one_by_one(bytes(raw), len(ids), layout.text_bytes, name))
+            except UnicodeDecodeError:
+                hurt = True
+                for table in (IdTable(path, layout, len(ids)), loaded):
+                    with pytest.raises(CorruptError, match="not UTF-8"):
+                        table.rows_of([name])
+                continue
+            for table in (IdTable(path, layout, len(ids)), loaded):
+                assert table.rows_of([name]).tolist() == want[-1:]
+        for table in (many, loaded):
+            if hurt:
+                with pytest.raises(CorruptError, match="not UTF-8"):
+                    table.rows_of(wanted)
+            else:
+                assert table.rows_of(wanted).tolist() == [*want, -1]
 
 
 def test_damage_is_named_whether_few_rows_are_asked_for_or_all(tmp_path: Path) -> None:
