@@ -162,7 +162,8 @@ class RecallBounds:
         self._centre = centre
 
     @property
-    def _spread(self) -> float:
+    def spread(self) -> float:
+        """Mean squared distance of the rows from their centre; 0 where it was not measured."""
         return self._calibration.spread if self._calibration else 0.0
 
     def walk(self, width: int, k: int) -> WalkRecall:
@@ -173,20 +174,13 @@ class RecallBounds:
         self, best: NDArray[np.floating], queries: NDArray[np.float32]
     ) -> NDArray[np.float64]:
         """How near queries lie to the best rows of their answers; see `nearness`."""
-        return nearness(
-            best, queries, metric=self._metric, centre=self._centre, spread=self._spread
-        )
+        return nearness(best, queries, metric=self._metric, centre=self._centre, spread=self.spread)
 
     def near_walk(self, *, wanted: float, width: int, k: int) -> NearWalk | None:
         """The narrower walk that is enough for near queries; see `near_walk`."""
         if self._calibration is None:
             return None
         return near_walk(self._calibration, self._bits, wanted=wanted, width=width, k=k)
-
-    @property
-    def spread(self) -> float:
-        """Mean squared distance of the rows from their centre; 0 where it was not measured."""
-        return self._spread
 
     def summary(
         self,
@@ -212,7 +206,7 @@ class RecallBounds:
             possible = int(np.unpackbits(allow, bitorder="little").sum())
         return summarize(
             columns,
-            _nearness(best, length**2, self._metric, self._spread),
+            _nearness(best, length**2, self._metric, self.spread),
             k=k,
             possible=possible,
             walk=self.walk(width, k),

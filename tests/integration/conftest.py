@@ -57,6 +57,14 @@ def broker(broker_session: Any, request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.fixture
+def secure_broker(broker: Any) -> Any:
+    """The broker with its listener that asks for a login over TLS: one that we started has it."""
+    if not hasattr(broker, "secure_bootstrap"):
+        pytest.skip("the cluster that STOKER_TEST_KAFKA names has no listener of ours")
+    return broker
+
+
+@pytest.fixture
 def restartable(broker: Any) -> Iterator[Any]:
     """A broker that a test may stop and kill; it runs again afterwards."""
     if not broker.can_restart:

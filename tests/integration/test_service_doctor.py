@@ -165,18 +165,16 @@ def test_topics_of_a_real_broker(open_log: Any, topic_name: str) -> None:
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 @pytest.mark.apache_kafka
 @pytest.mark.parametrize("password", ["right", "wrong"])
-def test_a_broker_that_asks_who_we_are(broker: Any, password: str) -> None:
-    if not hasattr(broker, "secure_bootstrap"):
-        pytest.skip("the given cluster has no listener of ours")
+def test_a_broker_that_asks_who_we_are(secure_broker: Any, password: str) -> None:
     harness = sys.modules["kafka_broker"]
     config = service(
         event_log="kafka",
-        kafka_bootstrap=broker.secure_bootstrap,
+        kafka_bootstrap=secure_broker.secure_bootstrap,
         kafka_security_protocol="SASL_SSL",
         kafka_sasl_mechanism="PLAIN",
         kafka_sasl_username=harness.SECURE_USER,
         kafka_sasl_password=harness.SECURE_PASSWORD if password == "right" else "wrong",
-        kafka_tls_ca_file=str(broker.ca_file),
+        kafka_tls_ca_file=str(secure_broker.ca_file),
     )
     found = states(config, None)["broker"]
     assert found.state == ("ok" if password == "right" else "fail")

@@ -521,17 +521,15 @@ def test_a_recording_is_replayed_through_kafka(
 
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 @pytest.mark.apache_kafka
-def test_a_login_over_tls_works_and_a_wrong_one_is_told(open_log: Any, broker: Any) -> None:
-    if not hasattr(broker, "secure_bootstrap"):
-        pytest.skip("the given cluster has no listener of ours")
+def test_a_login_over_tls_works_and_a_wrong_one_is_told(open_log: Any, secure_broker: Any) -> None:
     harness = sys.modules["kafka_broker"]
     secure = {
-        "bootstrap": broker.secure_bootstrap,
+        "bootstrap": secure_broker.secure_bootstrap,
         "security_protocol": "SASL_SSL",
         "sasl_mechanism": "PLAIN",
         "sasl_username": harness.SECURE_USER,
         "sasl_password": harness.SECURE_PASSWORD,
-        "tls_ca_file": str(broker.ca_file),
+        "tls_ca_file": str(secure_broker.ca_file),
     }
     log = open_log(**secure)
     log.check_health()
