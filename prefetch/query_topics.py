@@ -3,7 +3,7 @@
 A search heats the nodes that its text names and links them to what was retrieved. Plans then let
 hot nodes take over a small share of demand (`HeatGraph.demand`), and `QueryTopics.expected` says
 what a query leads to before it is answered. Nodes are per tenant: nobody's question moves
-another's plan. Off by default (`prefetch/README.md`, what it is worth).
+another's plan. Off by default (`prefetch/BENCHMARKS.md`).
 
 What is kept depends on the events and their order alone, given one finder. It holds names out of
 queries, as the log of events holds the queries themselves: guard a snapshot as you guard the log.
