@@ -131,7 +131,7 @@ def replay(
 
     Args:
         event_log: Made with `clock.now` as its clock where it has one.
-        until_s: Stop before the first event that is later, Unix seconds.
+        until_s: Stop before the first event that is replayed later, Unix seconds.
         sample_ratio: Share of the sessions to replay, chosen by `seed`.
         tick_s: Virtual seconds between two ticks of the sink.
         progress: Called with the number of records published so far.
@@ -223,7 +223,8 @@ def chosen(
     for occurrence in occurrences:
         event = occurrence.event
         if event is not None:
-            if until_s is not None and event.time_s > until_s:
+            assert occurrence.time_s is not None
+            if until_s is not None and occurrence.time_s > until_s:
                 return
             if sample_ratio < 1:
                 # By session and not by event: half of a session is no session.
@@ -239,18 +240,22 @@ def _batches(
     """Cut into batches that happen at once, and stand the clock at each batch's last event.
 
     A batch never reaches over a tick, so that ticks come between the same events at every speed
-    and size of batches; the flag tells that a tick is due after the batch.
+    and size of batches; the flag tells that a tick is due after the batch. An event that claims a
+    later time than it is replayed at has a batch of its own: it arrives then, whatever their size.
     """
     batch: list[Occurrence] = []
+    ahead = False
     for occurrence in occurrences:
-        event = occurrence.event
-        if event is not None:
-            full = len(batch) >= batch_events_max
-            ticks = event.time_s > clock.now() and event.time_s // tick_s != clock.now() // tick_s
-            if batch and (full or ticks or not clock.due(event.time_s)):
+        time_s = occurrence.time_s
+        if time_s is not None:
+            assert occurrence.event is not None
+            cut = ahead or len(batch) >= batch_events_max
+            ahead = occurrence.event.time_s > time_s
+            ticks = time_s > clock.now() and time_s // tick_s != clock.now() // tick_s
+            if batch and (cut or ahead or ticks or not clock.due(time_s)):
                 yield batch, ticks
                 batch = []
-            clock.advance(event.time_s)
+            clock.advance(time_s)
         batch.append(occurrence)
     if batch:
         yield batch, False

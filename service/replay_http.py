@@ -80,10 +80,10 @@ def replay_http(
     ):
         for count, occurrence in enumerate(occurrences, 1):
             event = occurrence.event
-            if event is None:
+            if event is None or occurrence.time_s is None:
                 refused += 1
                 continue
-            clock.advance(event.time_s)
+            clock.advance(occurrence.time_s)
             due_s = monotonic()
             room.acquire()
             if monotonic() - due_s > _LATE_S:

@@ -5,12 +5,15 @@ Each source yields what happened in the order in which it was recorded, as paylo
 
 from __future__ import annotations
 
+import collections
 import gzip
 import hashlib
 import heapq
+import itertools
 import lzma
+import math
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Literal, NamedTuple, cast
 
@@ -18,6 +21,7 @@ import orjson
 
 from stoker.errors import InputError
 from stoker.prefetch.events import SEARCH_PERFORMED, Event, EventError, decode, encode, new_event
+from stoker.prefetch.settings import PrefetchSettings
 from stoker.service.embedded_log import EmbeddedLog
 
 Format = Literal["events", "ragpulse"]
@@ -28,10 +32,18 @@ RAGPULSE_TENANT: Final = "ragpulse"
 
 
 class Occurrence(NamedTuple):
-    """One recorded thing: the bytes, and the event in them, None where they are no event."""
+    """One recorded thing.
+
+    Attributes:
+        payload: The bytes.
+        event: What they say; None where they are no event.
+        time_s: When it is replayed, Unix seconds: the event's own time, but for a lone clock that
+            ran ahead (`steadied`). None where there is no event.
+    """
 
     payload: bytes
     event: Event | None
+    time_s: float | None
 
 
 def read_source(
@@ -41,8 +53,9 @@ def read_source(
     seed: int = 0,
     chunk_ids: Sequence[str] | None = None,
     event_bytes_max: int,
+    settings: PrefetchSettings | None = None,
 ) -> Iterator[Occurrence]:
-    """Read a recording.
+    """Read a recording, each event with the time at which it is replayed.
 
     Args:
         path: A JSONL file of envelopes (also .gz, .xz), the folder of an embedded log, or for
@@ -52,6 +65,7 @@ def read_source(
             replay does not count as a duplicate of the first.
         chunk_ids: For traces that number passages: passage i is chunk `chunk_ids[i]`; None uses
             the number itself.
+        settings: Say which clocks are believed, as for the heat; None takes the defaults.
 
     Raises:
         InputError: there is nothing of that kind at `path`.
@@ -61,10 +75,48 @@ def read_source(
     if source_format is None:
         source_format = guess_format(path)
     if source_format == "ragpulse":
-        return _read_ragpulse(path, seed=seed, chunk_ids=chunk_ids)
-    if path.is_dir():
-        return _read_log(path, event_bytes_max)
-    return _read_lines(path, event_bytes_max)
+        found = _read_ragpulse(path, seed=seed, chunk_ids=chunk_ids)
+    elif path.is_dir():
+        found = _read_log(path, event_bytes_max)
+    else:
+        found = _read_lines(path, event_bytes_max)
+    settings = settings or PrefetchSettings()
+    return steadied(
+        found, jump_s_max=settings.heat_jump_s_max, jump_events=settings.heat_jump_events
+    )
+
+
+def steadied(
+    occurrences: Iterable[Occurrence], *, jump_s_max: float, jump_events: int
+) -> Iterator[Occurrence]:
+    """Replay what a lone clock says is far ahead at the newest time before it.
+
+    The heat does not believe such an event either (`prefetch.heat_clock`), but only a replay waits
+    for it, ends at it, or is left behind by a clock that never goes back. What is recorded can be
+    looked up beforehand: an event is believed where those that come right after it are as far
+    ahead, so a night without events is as long as it was.
+
+    Args:
+        jump_s_max: An event this far ahead of all before it has to be believed.
+        jump_events: It is, with so many in a row; with fewer only where the recording ends.
+    """
+    if jump_events <= 1:
+        yield from occurrences
+        return
+    mark_s: float | None = None
+    source = iter(occurrences)
+    coming = collections.deque(itertools.islice(source, jump_events))
+    while coming:
+        first = coming.popleft()
+        if first.time_s is not None:
+            later = [other.time_s for other in coming if other.time_s is not None]
+            before_s = min(later, default=first.time_s) if mark_s is None else mark_s
+            bound_s = before_s + jump_s_max
+            if first.time_s > bound_s and min(later, default=-math.inf) <= bound_s:
+                first = first._replace(time_s=before_s)
+            mark_s = max(first.time_s or 0.0, -math.inf if mark_s is None else mark_s)
+        yield first
+        coming.extend(itertools.islice(source, 1))
 
 
 def guess_format(path: Path) -> Format:
@@ -132,7 +184,7 @@ def _read_ragpulse(
             event_id=hashlib.sha256(f"{seed}/{number}".encode()).hexdigest()[:32],
             source="/ragpulse",
         )
-        yield Occurrence(encode(event), event)
+        yield Occurrence(encode(event), event, event.time_s)
 
 
 def _ragpulse_request(line: bytes, place: str) -> tuple[float, str, list[int]]:
@@ -150,9 +202,10 @@ def _ragpulse_files(path: Path) -> list[Path]:
 
 def _occurrence(payload: bytes, event_bytes_max: int) -> Occurrence:
     try:
-        return Occurrence(payload, decode(payload, bytes_max=event_bytes_max))
+        event = decode(payload, bytes_max=event_bytes_max)
     except EventError:
-        return Occurrence(payload, None)
+        return Occurrence(payload, None, None)
+    return Occurrence(payload, event, event.time_s)
 
 
 def _open(path: Path) -> BinaryIO:

@@ -124,6 +124,8 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("--url and --kafka exclude each other: a server has a log of its own")
     if not args.tick > 0:
         raise ConfigError(f"--tick: expected more than 0 seconds, found {args.tick}")
+    if args.top < 0:
+        raise ConfigError(f"--top: expected 0 or more, found {args.top}")
     speed = parse_speed(args.speed)
     config = config_from_args(args).config
     configure_logging("warning", config.service.log_format)
@@ -133,6 +135,7 @@ def run(args: argparse.Namespace) -> int:
         seed=args.seed,
         chunk_ids=None if args.chunk_ids is None else _read_chunk_ids(args.chunk_ids),
         event_bytes_max=_event_bytes_max(config.service),
+        settings=config.prefetch,
     )
     occurrences, until_s = _until(occurrences, args.until)
     if args.url:
@@ -190,8 +193,8 @@ def _until(
     first_s = 0.0
     for occurrence in occurrences:
         before.append(occurrence)
-        if occurrence.event is not None:
-            first_s = occurrence.event.time_s
+        if occurrence.time_s is not None:
+            first_s = occurrence.time_s
             break
 
     def again() -> Iterator[Occurrence]:

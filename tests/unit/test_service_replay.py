@@ -24,6 +24,7 @@ from stoker.prefetch.events import (
     new_event,
 )
 from stoker.prefetch.heat import HeatGraph
+from stoker.prefetch.settings import PrefetchSettings
 from stoker.service.cli import main
 from stoker.service.commands.replay import parse_speed, parse_until
 from stoker.service.embedded_log import EmbeddedLog
@@ -123,6 +124,44 @@ def test_the_clock_runs_at_the_speed_and_never_back(tmp_path: Path) -> None:
     assert sum(sleeper.slept) == pytest.approx(180.5 / 60)
     with pytest.raises(ConfigError):
         VirtualClock(speed=0.0)
+
+
+@pytest.mark.parametrize(
+    ("years", "at", "count"),
+    [(80.0, 0, 1), (80.0, 30, 1), (0.001, 30, 6), (5000.0, 59, 1), (1.0, 60, 1)],
+)
+def test_a_clock_that_runs_ahead_holds_up_no_replay(
+    tmp_path: Path, years: float, at: int, count: int
+) -> None:
+    """Few events of a broken clock: nothing waits for them, ends at them, or ages by them."""
+    events = [event(i, at_s=10.0 * i) for i in range(60)]
+    wrong = [event(1000 + i, at_s=10.0 * at + years * 365 * 86_400) for i in range(count)]
+    path = write_lines(tmp_path / "log.jsonl", [*events[:at], *wrong, *events[at:]])
+    sleeper = Sleeper()
+    clock = VirtualClock(speed=60.0, monotonic=sleeper.monotonic, sleep=sleeper.sleep)
+    report, graph = run(path, tmp_path / "a", clock=clock, tick_s=100.0)
+    assert report.published == 60 + count
+    assert clock.now() == graph.watermark_s == START_S + 590
+    assert sum(sleeper.slept) == pytest.approx(590 / 60)
+    assert report.ticks == 6
+    for folder, batch in (("b", 7), ("c", 1_000)):
+        again, _ = run(path, tmp_path / folder, tick_s=100.0, batch_events_max=batch)
+        assert (again.state_sha256, again.ticks) == (report.state_sha256, 6)
+    half = run(path, tmp_path / "d", until_s=START_S + 450)[0].published
+    assert half == 46 + (count if at <= 46 else 0)
+
+
+def test_a_night_without_events_is_as_long_as_it_was(tmp_path: Path) -> None:
+    times = [0.0, 30.0, 36_000.0, 36_010.0, 72_000.0, 72_001.0, 300_000.0, 300_001.0]
+    path = write_lines(
+        tmp_path / "log.jsonl", [event(i, at_s=at) for i, at in enumerate(times)], b"poison"
+    )
+    assert [o.time_s and o.time_s - START_S for o in source(path)] == [*times, None]
+    believed = PrefetchSettings(heat_jump_events=1)
+    path = write_lines(tmp_path / "two.jsonl", [event(0), event(1, at_s=1e6), event(2)])
+    found = [o.time_s for o in source(path, settings=believed)]
+    assert found == [START_S, START_S + 1e6, START_S + 2]
+    assert [o.time_s for o in source(path)] == [START_S, START_S, START_S + 2]
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".jsonl.xz"])
@@ -225,6 +264,7 @@ def test_the_command_prints_a_report_and_exit_codes(
     assert "hottest chunks" in capsys.readouterr().out
     assert main(["replay", str(tmp_path / "nothing"), "--json"]) == 3
     assert main(["replay", str(path), "--speed", "never"]) == 2
+    assert main(["replay", str(path), "--top", "-1"]) == 2
     assert main(["replay", str(path), "--url", "http://x:1", "--kafka", "x:1"]) == 2
     assert main(["replay", str(path), "--kafka", "127.0.0.1:1", "--json"]) == 4
 
@@ -263,7 +303,7 @@ def test_no_request_that_fails_goes_uncounted() -> None:
 
     with structlog.testing.capture_logs() as lines:
         report = replay_http(
-            iter([Occurrence(encode(e), e) for e in events]),
+            iter([Occurrence(encode(e), e, e.time_s) for e in events]),
             open_client=open_client,  # type: ignore[arg-type]
             clock=VirtualClock(monotonic=sleeper.monotonic, sleep=sleeper.sleep),
             monotonic=sleeper.monotonic,
@@ -281,7 +321,8 @@ def test_traffic_goes_to_the_server_as_it_was_recorded() -> None:
         event(3, query="used, not searched"),
         event(4, query="fail"),
     ]
-    occurrences = [Occurrence(encode(e), e) for e in events] + [Occurrence(b"poison", None)]
+    occurrences = [Occurrence(encode(e), e, e.time_s) for e in events]
+    occurrences.append(Occurrence(b"poison", None, None))
     sleeper = Sleeper()
     report = replay_http(
         iter(occurrences),
