@@ -1,4 +1,4 @@
-"""The broker that the integration tests talk to, one per session."""
+"""The broker that the integration tests talk to, one per session; what they share, importable."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ import pytest
 IN_CI = os.environ.get("CI", "").lower() in {"1", "true", "yes"}
 
 
-def _harness() -> ModuleType:
-    """Load tests/kafka_broker.py: the tests are no package, so it has no import name."""
-    path = Path(__file__).resolve().parents[1] / "kafka_broker.py"
-    spec = importlib.util.spec_from_file_location("kafka_broker", path)
+def _load(path: Path) -> ModuleType:
+    """Make a file of the tests importable: they are no package, so it has no import name."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
-    module = sys.modules.setdefault("kafka_broker", importlib.util.module_from_spec(spec))
+    module = sys.modules.setdefault(path.stem, importlib.util.module_from_spec(spec))
     spec.loader.exec_module(module)
     return module
+
+
+_load(Path(__file__).with_name("served.py"))
 
 
 @pytest.fixture(scope="session")
@@ -34,7 +36,7 @@ def broker_session(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Any]:
     """A running broker, started once."""
-    harness = _harness()
+    harness = _load(Path(__file__).resolve().parents[1] / "kafka_broker.py")
     try:
         broker = harness.start_broker(tmp_path_factory.mktemp("broker"), in_ci=IN_CI)
     except harness.BrokerUnavailable as error:

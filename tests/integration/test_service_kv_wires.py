@@ -7,7 +7,6 @@ import contextlib
 import importlib.util
 import json
 import signal
-import sys
 import threading
 import time
 import urllib.request
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from aiohttp import web
+from served import DIM, Server, build
 
 from stoker.index.collection import Collection
 from stoker.index.collection_build import build_collection
@@ -37,21 +37,6 @@ from stoker.service.wire import Document
 pytest.importorskip("safetensors")
 
 
-def _servers() -> Any:
-    """Load test_service_server.py: the tests are no package, so it has no import name."""
-    path = Path(__file__).with_name("test_service_server.py")
-    spec = importlib.util.spec_from_file_location("kv_wires_server", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules.setdefault("kv_wires_server", importlib.util.module_from_spec(spec))
-    spec.loader.exec_module(module)
-    return module
-
-
-SERVERS = _servers()
-DIM: int = SERVERS.DIM
-
-
 @pytest.fixture
 def started(tmp_path: Path) -> Iterator[Callable[..., Any]]:
     running: list[Any] = []
@@ -62,8 +47,8 @@ def started(tmp_path: Path) -> Iterator[Callable[..., Any]]:
         flags = [part for key, value in settings.items() for part in
                  ("--set", f"kvcache.{key}={value}")]  # fmt: skip
         if path is None:
-            path = SERVERS.build(tmp_path / name, 60)
-        running.append(SERVERS.Server(path, *arguments, *flags))
+            path = build(tmp_path / name, 60)
+        running.append(Server(path, *arguments, *flags))
         return running[-1]
 
     yield start
@@ -120,7 +105,7 @@ def test_passages_are_warmed_with_the_pages_and_rolled_back_by_field(
     def kept() -> int:
         return len(list(folder.rglob("*.safetensors")))
 
-    path = SERVERS.build(tmp_path / "collection", 60)
+    path = build(tmp_path / "collection", 60)
     with Collection(path, "rw") as collection:
         collection.upsert(
             ["doc", "other"],
