@@ -140,13 +140,18 @@ class ConfluentLog:
                 )
 
     def consumer(
-        self, topic: str, group: str, *, listener: RebalanceListener | None = None
+        self,
+        topic: str,
+        group: str,
+        *,
+        listener: RebalanceListener | None = None,
+        member: str | None = None,
     ) -> ConfluentConsumer:
-        """Join `group` as a new member; see `EventLog`."""
+        """Join `group`; see `EventLog`."""
         if not group:
             raise InputError("consumer group: expected at least 1 character, found none")
         with _translated("consumer", self.options):
-            return ConfluentConsumer(self.options, topic, group, listener=listener)
+            return ConfluentConsumer(self.options, topic, group, listener=listener, member=member)
 
     def offsets(self, topic: str) -> dict[int, tuple[int, int]]:
         """Return per partition (oldest, next) offset."""
@@ -234,6 +239,7 @@ class ConfluentConsumer(KafkaMember):
         group: str,
         *,
         listener: RebalanceListener | None = None,
+        member: str | None = None,
     ) -> None:
         super().__init__(options, topic, group, listener)
         session_ms = round(options.session_timeout_s * 1000)
@@ -254,6 +260,8 @@ class ConfluentConsumer(KafkaMember):
             # What the client holds ahead of us: bounded, or a slow owner would fill the memory.
             "queued.max.messages.kbytes": 64 << 10,
         }
+        if member is not None:
+            settings["group.instance.id"] = member
         self._client = Consumer(settings, logger=_SILENT)
         self._client.subscribe(
             [topic], on_assign=self._gain, on_revoke=self._revoke, on_lost=self._lose

@@ -157,6 +157,7 @@ class ConsumeLoop:
         open_sink: Callable[[bytes | None], Sink],
         snapshot_path: Path | None,
         dead_letters: DeadLetters | None = None,
+        member: str | None = None,
         options: ConsumeOptions | None = None,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
@@ -167,6 +168,7 @@ class ConsumeLoop:
             open_sink: Makes the sink from a snapshot's bytes, or an empty one from None.
             snapshot_path: Where state and offsets are kept; None keeps them in memory only.
             dead_letters: Takes records that are no events; None only counts them.
+            member: A name in the group that outlives the process; see `EventLog.consumer`.
 
         A damaged snapshot is moved aside, logged, and the state is rebuilt from the log.
         """
@@ -175,6 +177,7 @@ class ConsumeLoop:
         self._group = group
         self._snapshot_path = snapshot_path
         self._dead_letters = dead_letters
+        self._member = member
         self._options = ConsumeOptions() if options is None else options
         self._clock = clock
         self._monotonic = monotonic
@@ -202,7 +205,9 @@ class ConsumeLoop:
                 again later. Nothing is lost.
         """
         if self._consumer is None:
-            self._consumer = self._log.consumer(self._topic, self._group, listener=self)
+            self._consumer = self._log.consumer(
+                self._topic, self._group, listener=self, member=self._member
+            )
         options = self._options
         records = self._consumer.poll(
             options.batch_events_max, options.poll_s if wait_s is None else wait_s

@@ -67,10 +67,15 @@ class EmbeddedLog:
         self.topic(topic).append(entries)
 
     def consumer(
-        self, topic: str, group: str, *, listener: RebalanceListener | None = None
+        self,
+        topic: str,
+        group: str,
+        *,
+        listener: RebalanceListener | None = None,
+        member: str | None = None,
     ) -> Consumer:
-        """Join `group` as a new member; see `EventLog`."""
-        return EmbeddedConsumer(self.topic(topic), group, listener=listener)
+        """Join `group`; see `EventLog`."""
+        return EmbeddedConsumer(self.topic(topic), group, listener=listener, member=member)
 
     def offsets(self, topic: str) -> dict[int, tuple[int, int]]:
         """Return per partition (oldest, next) offset."""

@@ -30,7 +30,12 @@ from stoker.service.consume import ConsumeOptions
 from stoker.service.dead_letters import DeadLetters
 from stoker.service.engine import Engine
 from stoker.service.engine_parts import Parts
-from stoker.service.event_wiring import consumer_group, heat_topic, open_event_log
+from stoker.service.event_wiring import (
+    consumer_group,
+    heat_topic,
+    open_event_log,
+    replica_name,
+)
 from stoker.service.heat_keeper import HeatKeeper
 from stoker.service.kv_parts import KvParts
 from stoker.service.metrics import Metrics
@@ -85,6 +90,7 @@ def open_engine(
                 event_bytes_max=service.event_bytes_max,
             ),
             settings=config.prefetch,
+            member=replica_name(state_dir),  # the lock on the folder makes it the only one
             heat_topic=heat_topic(service, event_log),
             heat_topic_s=service.heat_topic_s,
         )

@@ -85,8 +85,16 @@ def consumer_group(settings: ServiceSettings, state_dir: Path) -> str:
         UnavailableError: the file cannot be read or written.
         CorruptError: it holds something else than a name.
     """
-    if settings.event_group:
-        return settings.event_group
+    return settings.event_group or f"stoker-heat-{replica_name(state_dir)}"
+
+
+def replica_name(state_dir: Path) -> str:
+    """Return the name that a state folder's file `replica` keeps, making one where there is none.
+
+    Raises:
+        UnavailableError: the file cannot be read or written.
+        CorruptError: it holds something else than a name.
+    """
     path = state_dir / "replica"
     try:
         if not path.exists() or not path.stat().st_size:
@@ -100,4 +108,4 @@ def consumer_group(settings: ServiceSettings, state_dir: Path) -> str:
             f"{path}: expected the name of this replica, found {name[:40]!r}; remove the file, and "
             "the replica gets a new name and reads all events again"
         )
-    return f"stoker-heat-{name.decode()}"
+    return name.decode()

@@ -28,7 +28,6 @@ from stoker.service.streams import EventLog, LogFull, LogUnavailable
 log = structlog.get_logger(__name__)
 
 _FIRST_POLL_S = 0.2
-_SETTLE_S = 1.0
 _RESTART_S = 5.0
 _RETRY_S = 1.0
 
@@ -45,6 +44,7 @@ class HeatKeeper:
         snapshot_path: Path,
         options: ConsumeOptions,
         settings: PrefetchSettings,
+        member: str | None = None,
         heat_topic: tuple[EventLog, str] | None = None,
         heat_topic_s: float = 300.0,
         monotonic: Callable[[], float] = time.monotonic,
@@ -52,6 +52,8 @@ class HeatKeeper:
         """Restore the heat; the log is read once `start` is called.
 
         Args:
+            member: This replica's name in the group, by which it goes on at once after it was
+                killed; for the one process that has the state. None makes a new one.
             heat_topic: Log and compacted topic that the heat is published to, and started from
                 where there is no snapshot yet; None does neither.
             heat_topic_s: Seconds between publications.
@@ -65,6 +67,7 @@ class HeatKeeper:
         self._snapshot_path = snapshot_path
         self._options = options
         self._settings = settings
+        self._member = member
         self._monotonic = monotonic
         self._heat_topic = heat_topic
         self._topic_publisher = (
@@ -164,6 +167,7 @@ class HeatKeeper:
             open_sink=lambda snapshot: HeatSink.open(snapshot, self._settings),
             snapshot_path=self._snapshot_path,
             dead_letters=DeadLetters(self._event_log),
+            member=self._member,
             options=self._options,
         )
 
@@ -224,8 +228,8 @@ class HeatKeeper:
     def _catch_up(self) -> None:
         """Read until there is nothing left to read.
 
-        The first polls may come back empty because the group is still being joined, so that
-        nothing is left counts only after records, or after a while.
+        The first polls may come back empty because the group is still being joined: that nothing
+        is left counts only once there is something to read from.
         """
         began = self._monotonic()
         while not self._stop.is_set() and not self._caught_up.is_set():
@@ -235,8 +239,7 @@ class HeatKeeper:
             except (LogUnavailable, LogFull):
                 return  # `run` says so, and goes on when the log is back
             stats = self._loop.stats()
-            settled = stats.records > 0 or self._monotonic() - began >= _SETTLE_S
-            if known and stats.lag == 0 and settled:
+            if known and stats.lag == 0 and self._loop.partitions:
                 self._caught_up.set()
                 log.info(
                     "service.heat_caught_up",

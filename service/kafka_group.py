@@ -44,6 +44,7 @@ class KafkaGroupConsumer(KafkaMember):
         group: str,
         *,
         listener: RebalanceListener | None = None,
+        member: str | None = None,
     ) -> None:
         super().__init__(options, topic, group, listener)
         self._gained: set[int] = set()
@@ -60,6 +61,7 @@ class KafkaGroupConsumer(KafkaMember):
             KafkaConsumer,
             **options.kafka_python(),
             group_id=group,
+            group_instance_id=member,
             enable_auto_commit=False,
             auto_offset_reset="none",
             allow_auto_create_topics=False,

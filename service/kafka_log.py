@@ -107,13 +107,18 @@ class KafkaLog:
                 raise
 
     def consumer(
-        self, topic: str, group: str, *, listener: RebalanceListener | None = None
+        self,
+        topic: str,
+        group: str,
+        *,
+        listener: RebalanceListener | None = None,
+        member: str | None = None,
     ) -> Consumer:
-        """Join `group` as a new member; see `EventLog`."""
+        """Join `group`; see `EventLog`."""
         if not group:
             raise InputError("consumer group: expected at least 1 character, found none")
         with translated("consumer", self.options):
-            return KafkaGroupConsumer(self.options, topic, group, listener=listener)
+            return KafkaGroupConsumer(self.options, topic, group, listener=listener, member=member)
 
     def offsets(self, topic: str) -> dict[int, tuple[int, int]]:
         """Return per partition (oldest, next) offset."""

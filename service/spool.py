@@ -117,14 +117,19 @@ class SpooledLog:
         self._spool.append_batch(topic, entries)
 
     def consumer(
-        self, topic: str, group: str, *, listener: RebalanceListener | None = None
+        self,
+        topic: str,
+        group: str,
+        *,
+        listener: RebalanceListener | None = None,
+        member: str | None = None,
     ) -> Consumer:
         """Join a group of the target; see `EventLog`."""
         # A client that subscribes to a topic before it is there looks again only after minutes.
         forwarder = self._forwarders.get(topic)
         if forwarder is not None:
             forwarder.make_topic()
-        return self._target.consumer(topic, group, listener=listener)
+        return self._target.consumer(topic, group, listener=listener, member=member)
 
     def offsets(self, topic: str) -> dict[int, tuple[int, int]]:
         """Return the target's offsets."""

@@ -194,9 +194,20 @@ class EventLog(Protocol):
         ...
 
     def consumer(
-        self, topic: str, group: str, *, listener: RebalanceListener | None = None
+        self,
+        topic: str,
+        group: str,
+        *,
+        listener: RebalanceListener | None = None,
+        member: str | None = None,
     ) -> Consumer:
-        """Join a group as a new member."""
+        """Join a group as a new member, or as the one called ``member``, which comes back.
+
+        Args:
+            member: A name within the group that outlives the process. Who joins by it takes over
+                what it held at once, instead of after the lease of the one that was killed; so
+                only one at a time may use it. None makes a new name.
+        """
         ...
 
     def offsets(self, topic: str) -> dict[int, tuple[int, int]]:

@@ -121,6 +121,23 @@ def test_records_come_back_in_order_with_key_value_and_time(open_log: Any, topic
     consumer.close()
 
 
+def test_a_member_that_comes_back_by_its_name_need_not_wait_for_its_own_death(
+    open_log: Any, topic_name: str
+) -> None:
+    """As after `kill -9`. The one before is still in the group, and never says that it leaves."""
+    log = open_log(session_timeout_s=60.0)
+    log.ensure_topic(TopicSpec(topic_name, partition_count=2))
+    log.append(topic_name, b"k", [b"%d" % i for i in range(10)])
+    before = log.consumer(topic_name, topic_name, member="replica")
+    assert len(read(before, 10)) == 10
+    after = log.consumer(topic_name, topic_name, member="replica")
+    assert len(read(after, 10)) == 10
+    assert after.assignment() == {0, 1}
+    after.close()
+    with contextlib.suppress(LogUnavailable):  # it has been put out of the group
+        before.close()
+
+
 def test_committed_offsets_are_where_the_next_member_starts(open_log: Any, topic_name: str) -> None:
     log = open_log()
     log.ensure_topic(TopicSpec(topic_name, partition_count=1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from stoker.prefetch.heat import HeatGraph
 from stoker.prefetch.settings import PrefetchSettings
 from stoker.service.consume import ConsumeLoop, ConsumeOptions
 from stoker.service.embedded_log import EmbeddedLog
+from stoker.service.embedded_topic import EmbeddedOptions
 from stoker.service.heat_keeper import HeatKeeper
 from stoker.service.heat_sink import HeatSink
 from stoker.service.publisher import Publisher
@@ -36,7 +38,7 @@ def _log(folder: Path, chunks: range) -> EmbeddedLog:
     return log
 
 
-def _keeper(log: EmbeddedLog, folder: Path) -> HeatKeeper:
+def _keeper(log: EmbeddedLog, folder: Path, **more: Any) -> HeatKeeper:
     return HeatKeeper(
         log,
         topic=EVENTS_TOPIC,
@@ -45,6 +47,7 @@ def _keeper(log: EmbeddedLog, folder: Path) -> HeatKeeper:
         # One record a poll: a warm-up that does not wait would be given a part of the heat.
         options=ConsumeOptions(batch_events_max=1),
         settings=PrefetchSettings(),
+        **more,
     )
 
 
@@ -69,6 +72,47 @@ def test_a_replica_that_comes_back_is_given_its_snapshot_at_once(tmp_path: Path)
     # Nobody reads the log: to wait for it would take the whole time given.
     demand = again.demand_for_warmup(1.8e9 + COUNT, wait_s=3600.0)
     assert len(demand) == COUNT
+    log.close()
+
+
+def test_a_replica_that_was_killed_goes_on_at_once(tmp_path: Path) -> None:
+    """The dead one's lease stands; by its name the one that comes back takes over."""
+    log = EmbeddedLog(tmp_path / "events", EmbeddedOptions(lease_s=1e6))
+    _log(tmp_path, range(COUNT)).close()
+    killed = log.consumer(EVENTS_TOPIC, "g", member="replica")
+    assert killed.poll(1, 0.0)
+    keeper = _keeper(log, tmp_path, member="replica")
+    keeper.start()
+    assert keeper.wait_caught_up(60.0)
+    assert len(keeper.demand(1.8e9 + COUNT)) == COUNT
+    assert keeper.stop(60.0)
+    killed.close()
+    log.close()
+
+
+def test_nothing_to_read_from_is_not_caught_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another member holds the partitions: a warm-up would be given an empty heat."""
+    log = EmbeddedLog(tmp_path / "events", EmbeddedOptions(lease_s=1e6))
+    _log(tmp_path, range(COUNT)).close()
+    other = log.consumer(EVENTS_TOPIC, "g")
+    assert other.poll(1, 0.0)
+    hours = itertools.count()
+    keeper = _keeper(log, tmp_path, monotonic=lambda: 3600.0 * next(hours))
+    step, turns = ConsumeLoop.step, itertools.count(1)
+
+    def counted(self: ConsumeLoop, wait_s: float | None = None) -> int:
+        if next(turns) == 3:
+            keeper._stop.set()
+        return step(self, 0.0)
+
+    monkeypatch.setattr(ConsumeLoop, "step", counted)
+    keeper._catch_up()
+    assert next(turns) == 4
+    assert not keeper.wait_caught_up(0.0)
+    keeper._loop.close()
+    other.close()
     log.close()
 
 
