@@ -9,6 +9,7 @@ so a further dependency would not pay.
 from __future__ import annotations
 
 import http.client
+import select
 import ssl
 import threading
 import time
@@ -181,11 +182,8 @@ class Client(ClientBase):
 
     def close(self) -> None:
         """Close the kept connections; calls that run finish."""
-        with self._lock:
-            self._closed = True
-            idle, self._idle = self._idle, []
-        for _, connection in idle:
-            connection.close()
+        self._closed = True
+        self._drop_idle()
 
     def __enter__(self) -> Self:
         return self
@@ -206,9 +204,11 @@ class Client(ClientBase):
             try:
                 reply = self._exchange(call, attempts, sent)
             except TimeoutError:
+                self._drop_idle()
                 attempts.left_s()  # raises the deadline's own error if that is what it was
                 wait_s = attempts.wait_s(self._unreachable(TimeoutError("timed out")), sent=sent[0])
             except (OSError, http.client.HTTPException) as error:
+                self._drop_idle()
                 wait_s = attempts.wait_s(self._unreachable(error), sent=sent[0])
             else:
                 if reply.status < 400 or call.path == "/readyz":
@@ -260,9 +260,9 @@ class Client(ClientBase):
                 raise ServerUnreachable("this client is closed", action="make a new Client")
             while self._idle:
                 since, connection = self._idle.pop()
-                # A connection that idled long may have been closed by the other side, which only
-                # shows after the request is sent, when it is too late to know what was done.
-                if now - since < _IDLE_S_MAX and connection.sock is not None:
+                # One that the other side has closed would only show it after the request is sent,
+                # when it is too late to know what was done. One that idled long may be about to.
+                if now - since < _IDLE_S_MAX and _is_open(connection):
                     connection.sock.settimeout(timeout_s)
                     return connection
                 connection.close()
@@ -274,9 +274,28 @@ class Client(ClientBase):
             )
         return http.client.HTTPConnection(host, port, timeout=timeout_s)
 
+    def _drop_idle(self) -> None:
+        """Close the kept connections: what broke one has perhaps broken them all.
+
+        Each would cost a try, and a server that is gone without a word takes all with it.
+        """
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for _, connection in idle:
+            connection.close()
+
     def _give(self, connection: http.client.HTTPConnection) -> None:
         with self._lock:
             if not self._closed and len(self._idle) < 32:
                 self._idle.append((time.monotonic(), connection))
                 return
         connection.close()
+
+
+def _is_open(connection: http.client.HTTPConnection) -> bool:
+    """Tell whether the other side has neither closed a connection nor sent anything unasked."""
+    if connection.sock is None:
+        return False
+    waiting = select.poll()
+    waiting.register(connection.sock, select.POLLIN)
+    return not waiting.poll(0)

@@ -71,9 +71,10 @@ class ClientBase(abc.ABC):
         )
 
     def _call_headers(self, call: Call[Any]) -> dict[str, str]:
-        if call.body is None:
-            return self._headers
-        return {**self._headers, "Content-Type": call.content_type}
+        headers = {**self._headers, "X-Request-Id": call.id}
+        if call.body is not None:
+            headers["Content-Type"] = call.content_type
+        return headers
 
     def _unreachable(self, error: BaseException) -> ServerUnreachable:
         # The system's own words, without its number.

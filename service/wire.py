@@ -5,7 +5,7 @@ Nothing here does I/O, so the retry rules are tested with a clock and a random s
 Retry rules: a connection that was never made, and 429 or "not ready", may always be tried again,
 because the server did nothing. A lost answer or another 5xx is tried again only where doing the
 work twice equals doing it once: searches, upserts, deletes, and events (readers count an event id
-once). Waits double from ``backoff_s``, with full jitter, never below Retry-After, and never past
+once, and all tries of a search carry one id). Waits double from ``backoff_s``, with full jitter, never below Retry-After, and never past
 the call's deadline.
 """
 
@@ -68,7 +68,12 @@ class Reply:
 
 @dataclass(frozen=True)
 class Call(Generic[T]):
-    """One request to make, and how to read its answer."""
+    """One request to make, and how to read its answer.
+
+    Attributes:
+        id: Sent as X-Request-Id with every try, so that the server counts a search that it answers
+            twice as one.
+    """
 
     method: str
     path: str
@@ -76,6 +81,7 @@ class Call(Generic[T]):
     body: bytes | None = None
     content_type: str = "application/json"
     idempotent: bool = True
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
 
 @dataclass(frozen=True)

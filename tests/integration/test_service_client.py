@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import socket
 import threading
@@ -32,6 +33,8 @@ class Scripted:
 
     def __init__(self, *answers: bytes) -> None:
         self.requests: list[bytes] = []
+        self.heads: list[bytes] = []
+        self.hung_up = threading.Semaphore(0)
         self._answers = answers
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
@@ -50,8 +53,10 @@ class Scripted:
                     for line in head.split(b"\r\n")
                     if line.lower().startswith(b"content-length")
                 ]
+                self.heads.append(head)
                 self.requests.append(incoming.read(length[0]) if length else b"")
                 connection.sendall(answer)
+            self.hung_up.release()
 
     def close(self) -> None:
         self._thread.join(60)
@@ -89,6 +94,59 @@ def test_an_answer_that_breaks_off_is_asked_for_again(
             return (await client.ready()).ready
 
     assert asyncio.run(ask())
+
+
+def test_a_kept_connection_that_the_server_has_closed_is_not_asked(
+    scripted: Callable[..., Scripted],
+) -> None:
+    """As after its restart. Only after the send would it show, too late to know what was done."""
+    server = scripted(WHOLE, WHOLE)
+    with Client(server.url, retries=RetryPolicy(retries_max=0)) as client:
+        assert client.ready().ready
+        assert len(client._idle) == 1
+        assert server.hung_up.acquire(timeout=60)
+        assert client.ready().ready
+
+
+def test_one_try_finds_out_about_all_kept_connections(scripted: Callable[..., Scripted]) -> None:
+    """Behind a balancer they may all lead to a server that is gone, and tell nothing of it."""
+    server = scripted(b"", WHOLE)
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        client = Client(server.url, retries=QUICK)
+        for _ in range(5):
+            connection = http.client.HTTPConnection("127.0.0.1", deaf.getsockname()[1])
+            connection.connect()
+            client._give(connection)
+        first = http.client.HTTPConnection(server.url.removeprefix("http://"))
+        first.connect()
+        client._give(first)  # the last one given is the first one taken
+        assert client.ready().ready
+        client.close()
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_every_try_of_a_call_carries_its_id(
+    scripted: Callable[..., Scripted], kind: type[Client | AsyncClient]
+) -> None:
+    """By it the server counts a search as one, whose answer was lost and which was tried again."""
+    server = scripted(b"", WHOLE, WHOLE)
+    if kind is Client:
+        with Client(server.url, retries=QUICK) as client:
+            for _ in range(2):
+                client.ready()
+    else:
+
+        async def ask() -> None:
+            async with AsyncClient(server.url, retries=QUICK) as client:
+                for _ in range(2):
+                    await client.ready()
+
+        asyncio.run(ask())
+    first, again, other = (
+        next(line for line in head.lower().split(b"\r\n") if line.startswith(b"x-request-id"))
+        for head in server.heads
+    )
+    assert first == again != other
 
 
 def test_half_a_page_is_never_taken_for_the_page(scripted: Callable[..., Scripted]) -> None:
