@@ -41,10 +41,12 @@ from stoker.service.body_budget import BodyBudget
 from stoker.service.connections import (
     CONNECTIONS,
     REFUSALS,
+    UNDER_WAY,
     AcceptFaults,
     OpenConnections,
     OurFaults,
     ProblemRunner,
+    RequestsUnderWay,
     connections_possible,
 )
 from stoker.service.engine import Engine
@@ -67,15 +69,19 @@ log = structlog.get_logger(__name__)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+# After the drain: what has come on a kept connection meanwhile may take so long.
+_CUT_OFF_S = 1.0
 _OPEN_PATHS = frozenset({"/livez", "/readyz", "/metrics", "/openapi.json"})
 
 
 def make_app(engine: Engine, settings: ServiceSettings) -> web.Application:
     """Build the application around an engine; the caller closes the engine."""
     refusals = Refusals(engine.metrics, retry_after_s=settings.retry_after_s)
+    under_way = RequestsUnderWay()
     app = web.Application(
-        middlewares=[_make_edge(engine, settings, refusals), _make_gate(settings)]
+        middlewares=[_make_edge(engine, settings, refusals, under_way), _make_gate(settings)]
     )
+    app[UNDER_WAY] = under_way
     app[ENGINE] = engine
     app[REFUSALS] = refusals
     app[CONNECTIONS] = OpenConnections(settings.connections_max)
@@ -128,24 +134,28 @@ async def _lanes(app: web.Application) -> AsyncIterator[None]:
     lanes.close()
 
 
-def _make_edge(engine: Engine, settings: ServiceSettings, refusals: Refusals) -> Any:
+def _make_edge(
+    engine: Engine, settings: ServiceSettings, refusals: Refusals, under_way: RequestsUnderWay
+) -> Any:
     @web.middleware
     async def edge(request: web.Request, handler: Handler) -> web.StreamResponse:
         given = request.headers.get("X-Request-Id", "")
-        request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
-        state = RequestState(id=request_id, started=time.monotonic())
+        id_given = _REQUEST_ID.fullmatch(given) is not None
+        request_id = given if id_given else uuid.uuid4().hex
+        state = RequestState(id=request_id, started=time.monotonic(), id_given=id_given)
         set_state(request, state)
-        try:
-            response = await handler(request)
-        except Exception as error:
-            response = refusals.answer(error, request, request_id)
-        finally:
-            state.release_body()
-        refusals.count(request, response.status, time.monotonic() - state.started)
-        response.headers["X-Request-Id"] = request_id
-        if engine.draining:
-            response.force_close()
-        await _send(request, response, settings.connection_idle_s)
+        with under_way:
+            try:
+                response = await handler(request)
+            except Exception as error:
+                response = refusals.answer(error, request, request_id)
+            finally:
+                state.release_body()
+            refusals.count(request, response.status, time.monotonic() - state.started)
+            response.headers["X-Request-Id"] = request_id
+            if engine.draining:
+                response.force_close()
+            await _send(request, response, settings.connection_idle_s)
         return response
 
     return edge
@@ -226,7 +236,9 @@ async def serve(
     app = make_app(engine, settings)
     app[CONNECTIONS].count_max = connections_possible(settings.connections_max)
     loop.set_exception_handler(AcceptFaults())
-    runner = ProblemRunner(app, shutdown_timeout=1.0, keepalive_timeout=settings.connection_idle_s)
+    runner = ProblemRunner(
+        app, shutdown_timeout=_CUT_OFF_S, keepalive_timeout=settings.connection_idle_s
+    )
     try:
         await runner.setup()
         site = web.TCPSite(runner, settings.host, settings.port, reuse_address=True)
@@ -242,7 +254,7 @@ async def serve(
             loop.add_signal_handler(signal_number, stop.set)
         listening(settings.host, _port_of(runner))
         await stop.wait()
-        finished = await _drain(engine, app[LANES], site, settings)
+        finished = await _drain(engine, app, site, settings)
     finally:
         await runner.cleanup()
         await asyncio.to_thread(engine.close, idle=finished)
@@ -262,26 +274,28 @@ def _not_listening(settings: ServiceSettings, error: OSError) -> UnavailableErro
 
 
 async def _drain(
-    engine: Engine, lanes: Lanes, site: web.TCPSite, settings: ServiceSettings
+    engine: Engine, app: web.Application, site: web.TCPSite, settings: ServiceSettings
 ) -> bool:
     started = time.monotonic()
+    lanes, under_way = app[LANES], app[UNDER_WAY]
     engine.draining = True
     log.info("service.drain_started", pending=lanes.pending, drain_s=settings.drain_s)
     await asyncio.sleep(settings.drain_notice_s)
     await site.stop()
-    finished = True
-    try:
+    with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(settings.drain_s):
-            await lanes.drained()
-    except TimeoutError:
-        finished = False
+            while lanes.pending or under_way.count:
+                await lanes.drained()
+                # Those too whose body is still on its way, or whose answer is being taken.
+                await under_way.drained()
     log.info(
         "service.drain_finished",
-        finished=finished,
+        finished=not (lanes.pending or under_way.count),
         pending=lanes.pending,
+        unanswered=under_way.count,
         seconds=round(time.monotonic() - started, 3),
     )
-    return finished
+    return not lanes.pending
 
 
 def _port_of(runner: web.AppRunner) -> int:

@@ -57,7 +57,33 @@ class OpenConnections:
         self.count_max = count_max
 
 
+class RequestsUnderWay:
+    """How many requests have begun and are not answered. Used from one event loop.
+
+    A context manager around each of them, from its first lines to its answer's last byte.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._none = asyncio.Event()
+        self._none.set()
+
+    def __enter__(self) -> None:
+        self.count += 1
+        self._none.clear()
+
+    def __exit__(self, *_: object) -> None:
+        self.count -= 1
+        if not self.count:
+            self._none.set()
+
+    async def drained(self) -> None:
+        """Wait until there are none."""
+        await self._none.wait()
+
+
 CONNECTIONS: web.AppKey[OpenConnections] = web.AppKey("connections", OpenConnections)
+UNDER_WAY: web.AppKey[RequestsUnderWay] = web.AppKey("under_way", RequestsUnderWay)
 
 
 def connections_possible(wanted: int) -> int:

@@ -239,12 +239,15 @@ class Engine:
         left_s: float,
         request_id: str = "",
         started: float | None = None,
+        event_id: str | None = None,
     ) -> SearchAnswer:
         """Find the nearest documents of one tenant.
 
         Args:
             left_s: Seconds until the deadline.
             started: When the request arrived, `time.monotonic()` seconds; None means now.
+            event_id: Identity of its event: the tries of one search share it, and count once.
+                None draws a new one.
 
         Raises:
             InputError: the vector has another dimension than the index, or a filter is malformed.
@@ -291,7 +294,12 @@ class Engine:
         documents_s = self._monotonic() - mark
         self.metrics.reuse.labels(reuse.decision).inc()
         self._events.offer_search(
-            request, tenant, found, request_id=request_id, group_key=reuse.group_key
+            request,
+            tenant,
+            found,
+            request_id=request_id,
+            group_key=reuse.group_key,
+            event_id=event_id,
         )
         return SearchAnswer(
             results=results,

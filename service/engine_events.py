@@ -52,8 +52,9 @@ class EngineEvents:
         *,
         request_id: str,
         group_key: str,
+        event_id: str | None = None,
     ) -> None:
-        """Tell what a search has found: (id, score), best first."""
+        """Tell what a search has found: (id, score), best first; see `Engine.search`."""
         names = [result_id for result_id, _ in found]
         extra = {"request_id": request_id, "group_key": group_key}
         if self._placement is not None:
@@ -67,6 +68,7 @@ class EngineEvents:
             session=request.session,
             route=request.route,
             query=request.text,
+            event_id=event_id,
             extra={name: value for name, value in extra.items() if value} or None,
         )
 

@@ -82,6 +82,7 @@ class RequestState:
 
     Attributes:
         id: The request's id, as in the log and the answer.
+        id_given: Whether the client gave it: then another request of that id is another try.
         started: When it arrived, `time.monotonic()` seconds.
         tenant: The tenant that its key belongs to; None where it carries none, or the operator's.
         operator: Whether it may act for every tenant.
@@ -90,6 +91,7 @@ class RequestState:
 
     id: str
     started: float
+    id_given: bool = False
     tenant: str | None = None
     operator: bool = False
     body: BodyHold | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from functools import partial
 
@@ -36,17 +37,37 @@ async def _search(request: web.Request) -> web.StreamResponse:
     tenant = tenant_of(request, search.tenant)
     left_s = search.deadline_ms / 1e3 - (time.monotonic() - state.started)
     body = await request.app[LANES].search.run(
-        left_s, partial(_answer, engine, search, tenant, state)
+        left_s, partial(_answer, engine, search, tenant, state, _event_id(state, raw))
     )
     return json_response(body)
 
 
 def _answer(
-    engine: Engine, search: SearchRequest, tenant: str, state: RequestState, left_s: float
+    engine: Engine,
+    search: SearchRequest,
+    tenant: str,
+    state: RequestState,
+    event_id: str | None,
+    left_s: float,
 ) -> bytes:
     # Encoded in the thread too: a thousand results with their texts are megabytes.
     return encode(
         engine.search(
-            search, tenant=tenant, left_s=left_s, request_id=state.id, started=state.started
+            search,
+            tenant=tenant,
+            left_s=left_s,
+            request_id=state.id,
+            started=state.started,
+            event_id=event_id,
         )
     )
+
+
+def _event_id(state: RequestState, raw: bytes) -> str | None:
+    """Return the identity of a search's event, the same for all its tries; None draws a new one.
+
+    Of the id alone it would not do: a gateway may give one to all that it asks for one page.
+    """
+    if not state.id_given:
+        return None
+    return hashlib.blake2b(raw, key=state.id.encode(), digest_size=16).hexdigest()

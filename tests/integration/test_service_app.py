@@ -27,7 +27,7 @@ from stoker.service.answers import (
     Timings,
     WarmupStatus,
 )
-from stoker.service.app import make_app, search_thread_count
+from stoker.service.app import make_app, search_thread_count, serve
 from stoker.service.configuration import StokerConfig
 from stoker.service.connections import ProblemRunner
 from stoker.service.metrics import Metrics
@@ -51,6 +51,7 @@ class StubEngine:
         self.generation = 7
         self.loop_thread = threading.get_ident()
         self.calls: list[Any] = []
+        self.event_ids: list[str | None] = []
         self.act: Callable[[], None] = lambda: None
         self.ready = Readiness(True, (), {"text": "on"})
         self.status = WarmupStatus("none")
@@ -62,6 +63,7 @@ class StubEngine:
 
     def search(self, request: Any, *, tenant: str, left_s: float, **more: Any) -> SearchAnswer:
         self._in_a_thread("search", request, tenant, left_s)
+        self.event_ids.append(more["event_id"])
         return SearchAnswer(
             results=(SearchResult("x", 0.5, "text", {"n": 1}),),
             completeness=Completeness(1.0, 0.9, 0.95, 1.0, deadline_hit=False),
@@ -617,6 +619,66 @@ async def test_while_draining_connections_are_closed_after_their_answer(start: S
     engine.draining = True
     response = await client.get("/livez")
     assert response.headers.get("Connection") == "close"
+
+
+async def test_the_tries_of_one_search_are_one_event(start: Start) -> None:
+    """A client that lost the answer asks again: by the same id, and for the same."""
+    client, engine = await start()
+    for request_id, k in (("a", 3), ("a", 3), ("a", 4), ("b", 3), ("", 3), ("", 3)):
+        headers = {"X-Request-Id": request_id} if request_id else {}
+        body = {"vector": [1.0], "k": k}
+        assert (await client.post("/v1/search", json=body, headers=headers)).status == 200
+    first, again, other_body, other_id, *without = engine.event_ids
+    assert first == again
+    assert len({first, other_body, other_id}) == 3
+    assert without == [None, None]
+
+
+async def test_a_request_that_is_still_arriving_is_answered_before_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Half of its body is there when the server is told to stop, and the port closes."""
+    monkeypatch.setattr("stoker.service.app._CUT_OFF_S", 0.0)
+    stop_listening, closed = web.TCPSite.stop, asyncio.Event()
+
+    async def stop_and_tell(site: web.TCPSite) -> None:
+        await stop_listening(site)
+        closed.set()
+
+    monkeypatch.setattr(web.TCPSite, "stop", stop_and_tell)
+    engine, stop = StubEngine(port=0), asyncio.Event()
+    engine.start = lambda: None  # type: ignore[attr-defined]
+    engine.close = lambda idle: None  # type: ignore[attr-defined]
+    ports: asyncio.Queue[int] = asyncio.Queue()
+    serving = asyncio.create_task(
+        serve(
+            engine,  # type: ignore[arg-type]
+            engine.config.service,
+            listening=lambda _host, port: ports.put_nowait(port),
+            stop=stop,
+        )
+    )
+    port = await asyncio.wait_for(ports.get(), 20)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    body = b'{"vector": [1.0]}'
+    writer.write(
+        b"POST /v1/search HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+        b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(body)
+    )
+    # It has been taken up.
+    assert b"100" in await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
+    writer.write(body[:5])
+    stop.set()
+    await asyncio.wait_for(closed.wait(), 20)
+    for _ in range(20):  # turns of the loop, in which an end that does not wait would come
+        await asyncio.sleep(0)
+    writer.write(body[5:])
+    answer = await asyncio.wait_for(reader.read(), 20)
+    assert answer.startswith(b"HTTP/1.1 200 "), answer
+    assert b"Connection: close" in answer
+    writer.close()
+    await writer.wait_closed()
+    assert await asyncio.wait_for(serving, 20)
 
 
 async def test_a_large_body_is_parsed_aside(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
