@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import json
 import os
+import signal
 import sys
 import threading
 from typing import TYPE_CHECKING, Any
@@ -54,6 +55,9 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    # Until there is something to drain. The first process of a container ignores what it does not
+    # handle, and would be waited for in vain.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     loaded = config_from_args(
         args,
         {

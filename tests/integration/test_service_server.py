@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-import os
 import re
 import signal
 import socket
@@ -17,14 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
-import numpy as np
 import openapi_spec_validator
 import pytest
 import yaml
+from served import DIM, ONCE, Server, build, vectors
 
 from stoker.errors import InputError, UnavailableError
 from stoker.index.collection import Collection
-from stoker.index.collection_build import build_collection
 from stoker.service import routes_health
 from stoker.service.async_client import AsyncClient
 from stoker.service.client import Client
@@ -38,89 +36,9 @@ from stoker.service.problems import (
 from stoker.service.streams import EVENTS_TOPIC
 from stoker.service.wire import Document, RetryPolicy, text_call
 
-DIM = 16
-COUNT = 400
 KEY_A = "key-of-tenant-a-0123456789"
 KEY_B = "key-of-tenant-b-0123456789"
 KEY_OPERATOR = "key-of-operator-0123456789"
-# A retry could hide an answer that got lost, so tests take the first answer or none.
-ONCE = RetryPolicy(retries_max=0)
-
-
-def vectors(count: int, seed: int = 1) -> Any:
-    raw = np.random.default_rng(seed).standard_normal((count, DIM)).astype(np.float32)
-    return raw / np.linalg.norm(raw, axis=1, keepdims=True)
-
-
-class Server:
-    """`stoker serve` in a process of its own; the port is read from what it prints."""
-
-    def __init__(
-        self,
-        index: Path,
-        *arguments: str,
-        command: tuple[str, ...] = ("-m", "stoker"),
-        **environment: str,
-    ) -> None:
-        self.index = index
-        clean = {k: v for k, v in os.environ.items() if not k.startswith("STOKER_")}
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", *command, "serve", str(index), "--port", "0", "--json",
-             *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=clean | environment,
-        )  # fmt: skip
-        self.lines: list[dict[str, Any]] = []
-        self.errors: list[str] = []
-        assert self.process.stderr is not None
-        self._reader = threading.Thread(
-            target=lambda: self.errors.extend(self.process.stderr or ()), daemon=True
-        )
-        self._reader.start()
-        self.listening = self.line("listening")
-        self.url = self.listening["url"]
-
-    def line(self, event: str) -> dict[str, Any]:
-        """Read standard output up to the line of an event."""
-        assert self.process.stdout is not None
-        for text in self.process.stdout:
-            self.lines.append(json.loads(text))
-            if self.lines[-1]["event"] == event:
-                return self.lines[-1]
-        self.process.wait()
-        raise AssertionError(f"ended with {self.process.returncode} before {event}: {self.log()}")
-
-    def client(self, **arguments: Any) -> Client:
-        return Client(self.url, **({"retries": ONCE, "deadline_s": 60.0} | arguments))
-
-    def log(self) -> str:
-        return "".join(self.errors)
-
-    def stop(self, number: int = signal.SIGTERM) -> int:
-        """Send a signal and wait for the end; a second call only returns the exit code."""
-        if self.process.stdout is not None and self.process.stdout.closed:
-            return self.process.wait(60)
-        if self.process.poll() is None:
-            self.process.send_signal(number)
-        assert self.process.stdout is not None
-        self.lines += [json.loads(text) for text in self.process.stdout]
-        code = self.process.wait(60)
-        self._reader.join(60)
-        for pipe in (self.process.stdout, self.process.stderr):
-            if pipe is not None:
-                pipe.close()
-        # Native objects that somebody still holds at the end are said on standard error.
-        assert "leaked" not in self.log(), self.log()
-        return code
-
-
-def build(path: Path, count: int = COUNT) -> Path:
-    build_collection(
-        path, vectors(count), [f"c{i}" for i in range(count)], metric="cosine", threads=1
-    )
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -521,6 +439,33 @@ def test_a_terminal_that_closes_ends_a_server_in_order(started: Any) -> None:
         signal.signal(signal.SIGHUP, before)
     assert server.stop(signal.SIGHUP) == 0
     assert server.lines[-1]["event"] == "stopped"
+
+
+_OPENING = """
+import sys, threading
+from stoker.service import engine_opening
+from stoker.service.cli import main
+
+def open_engine(*_):
+    print('opening', flush=True)
+    threading.Event().wait()
+
+engine_opening.open_engine = open_engine
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_server_that_is_still_opening_ends_in_order(tmp_path: Path) -> None:
+    """The first process of a container ignores a SIGTERM that it does not handle."""
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", _OPENING, "serve", str(tmp_path)],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "opening\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 0
+    process.stdout.close()
 
 
 def test_a_search_that_hangs_does_not_keep_a_server_from_ending(tmp_path: Path) -> None:
