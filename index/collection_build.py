@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from stoker.index.seal import BuildReport
 
 DIM_MAX: Final = 4_096
+M_MIN: Final = 2
+M_MAX: Final = 128
 MANIFEST_NAME: Final = "manifest.json"
 _FIRST_SEGMENT: Final = "s00000000"
 
@@ -209,8 +211,8 @@ def _generation(
         raise InputError(f"dim: expected 1 to {DIM_MAX}, found {dim}")
     if metric not in METRICS:
         raise InputError(f"metric: expected one of {', '.join(METRICS)}, found {metric!r}")
-    if not 2 <= m <= 128:
-        raise InputError(f"m: expected 2 to 128, found {m}")
+    if not M_MIN <= m <= M_MAX:
+        raise InputError(f"m: expected {M_MIN} to {M_MAX}, found {m}")
     if not 4 <= ef_construction <= 10_000:
         raise InputError(f"ef_construction: expected 4 to 10000, found {ef_construction}")
     if vector_dtype not in ("float32", "float16"):

@@ -17,7 +17,7 @@ import structlog
 from numpy.typing import NDArray
 
 from stoker.errors import InputError
-from stoker.index.collection_build import Progress, collection_around
+from stoker.index.collection_build import M_MAX, M_MIN, Progress, collection_around
 from stoker.index.document_values import DEFAULT_TENANT, Change, DocumentId, check_names
 from stoker.index.documents import DocumentStore
 from stoker.index.hnsw_graph import HnswGraph
@@ -240,6 +240,12 @@ def import_foreign(
     graph, notes = foreign.graph, list(foreign.notes)
     if graph is not None and foreign.metric is not None and foreign.metric != chosen:
         notes.append(f"the graph was made for {foreign.metric}: linked anew for {chosen}")
+        graph = None
+    if graph is not None and not M_MIN <= graph.m <= M_MAX:
+        notes.append(
+            f"its graph has up to {graph.m} neighbors a node, and {M_MIN} to {M_MAX} can be taken: "
+            "linked anew"
+        )
         graph = None
     if graph is not None:
         first = first_of_equals(vectors, metric=chosen, group_max=graph.m0)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,13 +17,17 @@ from stoker.index.foreign import ForeignIndex
 from stoker.index.hnsw_graph import GraphError, HnswGraph, UpperLevel
 
 _HNSW: Final = ("IndexHNSWFlat", "IndexHNSWSQ", "IndexHNSWCagra", "IndexHNSW")
+_NEIGHBORS_MAX: Final = 20_000
+# faiss has one limit for the whole process.
+_LIMIT_LOCK: Final = threading.Lock()
 
 
 def read_faiss(path: Path) -> ForeignIndex:
     """Read an index that ``faiss.write_index`` wrote.
 
     Taken: flat, IVF-flat and HNSW indexes with full or half-precision vectors, also inside an
-    id map. The graph of an HNSW index is taken as it is.
+    id map, behind "L2norm" (then compared by cosine), or kept to refine quantised ones. The graph
+    of an HNSW index is taken as it is.
 
     Raises:
         InputError: faiss is not installed, or the file keeps no original vectors; says which part.
@@ -32,32 +40,46 @@ def read_faiss(path: Path) -> ForeignIndex:
             f"{path}: reading a faiss index needs faiss: pip install 'stoker[cpu]'"
         ) from error
     try:
-        index = faiss.read_index(str(path))
+        with _no_array_beyond(faiss, path.stat().st_size):
+            index = faiss.read_index(str(path))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
     except (RuntimeError, MemoryError) as error:
         first = str(error).splitlines()[-1] if str(error) else "unreadable"
         raise CorruptError(f"{path}: faiss cannot read it: {first[:300]}") from error
     return _taken(path, faiss, index)
 
 
+@contextlib.contextmanager
+def _no_array_beyond(faiss: Any, file_bytes: int) -> Iterator[None]:
+    """Refuse arrays and lists longer than the file they come from: faiss makes room beforehand.
+
+    Versions without such limits (before 1.15) believe what the file says.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_LIMIT_LOCK)
+        for limit in ("deserialization_vector_byte_limit", "deserialization_loop_limit"):
+            if hasattr(faiss, f"set_{limit}"):
+                put = getattr(faiss, f"set_{limit}")
+                stack.callback(put, getattr(faiss, f"get_{limit}")())
+                put(max(1, file_bytes))
+        yield
+
+
 def _taken(path: Path, faiss: Any, index: Any) -> ForeignIndex:
     kind = type(index).__name__
     if kind in ("IndexIDMap", "IndexIDMap2"):
-        inner = _taken(path, faiss, faiss.downcast_index(index.index))
-        ids = faiss.vector_to_array(index.id_map).astype(np.int64)
-        if inner.ids is not None or ids.size != len(inner.vectors):
-            raise InputError(f"{path}: {kind}: two layers of ids, which cannot be told apart")
-        return ForeignIndex(
-            f"faiss {kind} of {inner.format.removeprefix('faiss ')}",
-            inner.vectors,
-            ids,
-            inner.metric,
-            inner.graph,
-            inner.notes,
-            owner=(index, inner.owner),
-        )
+        return _mapped(path, faiss, index)
+    if kind == "IndexPreTransform" and _only_normalizes(faiss, index):
+        return _around(index, _taken(path, faiss, faiss.downcast_index(index.index)), "cosine")
     metric = _metric(path, faiss, index)
+    if kind == "IndexRefineFlat":
+        # The quantised index in front is a way to them; these are the vectors as they were given.
+        refine = faiss.downcast_index(index.refine_index)
+        if type(refine).__name__ in ("IndexFlat", "IndexFlatL2", "IndexFlatIP"):
+            return _around(index, _taken(path, faiss, refine), metric)
     if kind in ("IndexFlat", "IndexFlatL2", "IndexFlatIP"):
-        return ForeignIndex(f"faiss {kind}", _flat(faiss, index), None, metric, owner=index)
+        return ForeignIndex(f"faiss {kind}", _flat(path, faiss, index), None, metric, owner=index)
     if kind == "IndexScalarQuantizer":
         return ForeignIndex(
             f"faiss {kind}", _dequantized(path, faiss, index), None, metric, owner=index
@@ -70,7 +92,45 @@ def _taken(path: Path, faiss: Any, index: Any) -> ForeignIndex:
         return _hnsw(path, faiss, index, metric)
     raise InputError(
         f"{path}: {kind} does not keep the vectors as they were given (quantised or transformed), "
-        "so they cannot be taken; export the original vectors as .npy and import those"
+        "or not in a way that is known here, so they cannot be taken; export the original vectors "
+        "as .npy and import those"
+    )
+
+
+def _around(index: Any, inner: ForeignIndex, metric: str | None) -> ForeignIndex:
+    """Return what ``index`` holds inside, compared by ``metric``."""
+    return dataclasses.replace(
+        inner,
+        format=f"faiss {type(index).__name__} of {inner.format.removeprefix('faiss ')}",
+        metric=metric,
+        owner=(index, inner.owner),
+    )
+
+
+def _mapped(path: Path, faiss: Any, index: Any) -> ForeignIndex:
+    """Return what an id map holds inside, under its ids."""
+    inner = _taken(path, faiss, faiss.downcast_index(index.index))
+    ids = faiss.vector_to_array(index.id_map).astype(np.int64)
+    if ids.size != len(inner.vectors):
+        raise CorruptError(
+            f"{path}: {type(index).__name__}: {ids.size} ids of {len(inner.vectors)} vectors"
+        )
+    if inner.ids is not None:
+        # An index with ids of its own was given numbers; they are places in this map.
+        places = np.asarray(inner.ids)
+        if places.size and not 0 <= places.min() <= places.max() < ids.size:
+            raise InputError(
+                f"{path}: {type(index).__name__}: the ids inside are not places in its map"
+            )
+        ids = ids[places]
+    return dataclasses.replace(_around(index, inner, inner.metric), ids=ids)
+
+
+def _only_normalizes(faiss: Any, index: Any) -> bool:
+    """Whether vectors are only brought to unit length: then they can be compared by cosine."""
+    steps = [faiss.downcast_VectorTransform(index.chain.at(i)) for i in range(index.chain.size())]
+    return bool(steps) and all(
+        isinstance(step, faiss.NormalizationTransform) and step.norm == 2.0 for step in steps
     )
 
 
@@ -84,9 +144,19 @@ def _metric(path: Path, faiss: Any, index: Any) -> str:
     )
 
 
-def _flat(faiss: Any, index: Any) -> NDArray[np.float32]:
+def _check_codes(path: Path, index: Any, value_bytes: int) -> tuple[int, int]:
+    """Return (count, dim) of what an index keeps in one array; it must be as long as they say."""
+    count, dim, found = int(index.ntotal), int(index.d), int(index.codes.size())
+    if count < 0 or dim < 1 or found != count * dim * value_bytes:
+        raise CorruptError(
+            f"{path}: it states {count} vectors of {dim} dimensions and holds {found} bytes of them"
+        )
+    return count, dim
+
+
+def _flat(path: Path, faiss: Any, index: Any) -> NDArray[np.float32]:
     """Return a view of a flat index's own memory."""
-    count, dim = int(index.ntotal), int(index.d)
+    count, dim = _check_codes(path, index, 4)
     if count == 0:
         return np.empty((0, dim), dtype=np.float32)
     values: NDArray[np.float32] = faiss.rev_swig_ptr(index.get_xb(), count * dim)
@@ -100,7 +170,7 @@ def _dequantized(path: Path, faiss: Any, index: Any) -> NDArray[np.float16]:
             f"{path}: its vectors are quantised to {index.sq.code_size} bytes of {index.d} "
             "dimensions; the originals are not in the file. Half precision could be taken"
         )
-    count, dim = int(index.ntotal), int(index.d)
+    count, dim = _check_codes(path, index, 2)
     if count == 0:
         return np.empty((0, dim), dtype=np.float16)
     codes = faiss.rev_swig_ptr(index.codes.data(), count * dim * 2)
@@ -112,23 +182,22 @@ def _inverted_lists(
     path: Path, faiss: Any, index: Any
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     lists, dim, count = index.invlists, int(index.d), int(index.ntotal)
+    sizes = [int(lists.list_size(number)) for number in range(lists.nlist)]
+    if sum(sizes) != count or lists.code_size != dim * 4:
+        raise CorruptError(
+            f"{path}: it states {count} vectors of {dim} dimensions; its lists hold {sum(sizes)} "
+            f"of {lists.code_size} bytes"
+        )
     vectors = np.empty((count, dim), dtype=np.float32)
     ids = np.empty(count, dtype=np.int64)
     done = 0
-    for number in range(lists.nlist):
-        size = int(lists.list_size(number))
+    for number, size in enumerate(sizes):
         if size == 0:
             continue
-        if done + size > count:
-            raise CorruptError(
-                f"{path}: its lists hold more than the {count} vectors that it states"
-            )
         ids[done : done + size] = faiss.rev_swig_ptr(lists.get_ids(number), size)
         codes = faiss.rev_swig_ptr(lists.get_codes(number), size * dim * 4)
         vectors[done : done + size] = codes.view("<f4").reshape(size, dim)
         done += size
-    if done != count:
-        raise CorruptError(f"{path}: its lists hold {done} of the {count} vectors that it states")
     order = np.argsort(ids, kind="stable")
     return vectors[order], ids[order]
 
@@ -171,8 +240,9 @@ def _graph(path: Path, faiss: Any, hnsw: Any, count: int, dim: int) -> HnswGraph
     ):
         raise CorruptError(f"{path}: its graph's offsets do not fit its levels")
     m0 = int(starts[1])
-    m = int((np.diff(starts)[1:]).max()) if starts.size > 2 else m0
-    if m0 < 1 or m < 1:
+    # What is said of levels that no node reaches is said of nothing, but of the first one.
+    m = int(np.diff(starts)[1 : max(highest, 1) + 1].max()) if starts.size > 2 else m0
+    if not (1 <= m0 <= _NEIGHBORS_MAX and 1 <= m <= _NEIGHBORS_MAX):
         raise CorruptError(f"{path}: its graph allows {m0} and {m} neighbors")
 
     def lists(nodes: NDArray[np.int64], level: int, width: int) -> NDArray[np.int32]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+import tokenize
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -14,11 +15,23 @@ from numpy.typing import NDArray
 
 from stoker.errors import CorruptError, InputError
 from stoker.index.document_values import check_id
-from stoker.index.filters import RESERVED_FIELDS
+from stoker.index.filters import check_metadata
 from stoker.index.foreign import ForeignBody, ForeignIndex
+from stoker.index.generation import storage_error
 
 _ROWS_STEP: Final = 8_192
 _DIM_MAX: Final = 4_096
+# What numpy raises on a header that is none; it hands it to Python's own parser.
+_NPY_REFUSALS: Final = (
+    ValueError,
+    TypeError,
+    EOFError,
+    SyntaxError,
+    OverflowError,
+    MemoryError,
+    RecursionError,
+    tokenize.TokenError,
+)
 
 
 def read_npy(path: Path) -> ForeignIndex:
@@ -26,18 +39,26 @@ def read_npy(path: Path) -> ForeignIndex:
 
     Raises:
         InputError: not two dimensions, or not numbers.
-        CorruptError: truncated or not a .npy file.
+        CorruptError: truncated, longer than its array, or not a .npy file.
     """
     try:
-        vectors = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError, SyntaxError, OverflowError) as error:
-        raise CorruptError(f"{path}: not a whole .npy file: {error}") from error
+        vectors = np.lib.format.open_memmap(path, mode="r")
+        file_bytes = path.stat().st_size
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error}") from error
-    if not isinstance(vectors, np.ndarray) or vectors.ndim != 2:
-        raise InputError(f"{path}: expected shape (n, dim), found {np.shape(vectors)}")
+    except _NPY_REFUSALS as error:
+        said = str(error).partition("\n")[0] or type(error).__name__
+        raise CorruptError(f"{path}: not a whole .npy file: {said}") from error
+    if vectors.ndim != 2:
+        raise InputError(f"{path}: expected shape (n, dim), found {vectors.shape}")
     if vectors.dtype.kind not in "fiu":
         raise InputError(f"{path}: expected numbers, found {vectors.dtype}")
+    rest = file_bytes - vectors.offset - vectors.nbytes
+    if rest:
+        raise CorruptError(
+            f"{path}: at byte {file_bytes - rest}: expected the end of its one array, found {rest} "
+            "bytes more"
+        )
     return ForeignIndex("npy", vectors, None, None)
 
 
@@ -101,32 +122,37 @@ def read_parquet(
         raise InputError(
             f"{path}: reading Parquet needs pyarrow: pip install 'stoker[formats]'"
         ) from error
-    try:
-        file = pyarrow.parquet.ParquetFile(path)
-    except (pyarrow.ArrowException, OSError, ValueError) as error:
-        raise CorruptError(f"{path}: not a whole Parquet file: {error}") from error
+    with _reading(path, pyarrow):
+        file = pyarrow.parquet.ParquetFile(path, page_checksum_verification=True)
     names = file.schema_arrow.names
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise InputError(f"{path}: it has several columns named {', '.join(map(repr, twice))}")
     if vector_column not in names:
         raise InputError(
             f"{path}: expected a column {vector_column!r} of vectors, found {', '.join(names)}; "
             "name it with --vector-column"
         )
-    try:
-        vectors = _spooled_vectors(path, file, pyarrow, vector_column)
-        ids = _ids(path, file, id_column) if id_column in names else None
-    except pyarrow.ArrowException as error:
-        raise CorruptError(f"{path}: {error}") from error
+    vectors = _spooled_vectors(path, file, pyarrow, vector_column)
+    ids = _ids(path, file, pyarrow, id_column) if id_column in names else None
     kept = [name for name in names if name not in (vector_column, id_column)]
     notes = []
-    reserved = sorted(set(kept) & RESERVED_FIELDS)
+    reserved = [name for name in kept if not _can_name(name)]
     if reserved:
-        notes.append(f"columns {', '.join(reserved)} were left out: filters reserve these names")
+        shown = ", ".join(name or "''" for name in sorted(reserved))
+        notes.append(f"columns {shown} were left out: filters reserve these names")
         kept = [name for name in kept if name not in reserved]
+    odd = [name for name in kept if _is_unkept(pyarrow, file.schema_arrow.field(name).type)]
+    if odd:
+        notes.append(f"columns {', '.join(odd)} were left out: metadata cannot hold their type")
+        kept = [name for name in kept if name not in odd]
 
     def bodies() -> Iterator[ForeignBody]:
         row = 0
-        for batch in file.iter_batches(_ROWS_STEP, columns=kept):
-            for values in batch.to_pylist():
+        for batch in _batches(path, file, pyarrow, kept):
+            with _reading(path, pyarrow):
+                part = batch.to_pylist()
+            for values in part:
                 text = values.pop(text_column, None)
                 document_id = row if ids is None else ids[row]
                 yield ForeignBody(
@@ -141,6 +167,48 @@ def read_parquet(
     )
 
 
+@contextlib.contextmanager
+def _reading(path: Path, pyarrow: Any) -> Iterator[None]:
+    """Say of what pyarrow raises while it reads that the file is damaged."""
+    try:
+        yield
+    except (pyarrow.ArrowException, OSError, ValueError, MemoryError) as error:
+        raise CorruptError(f"{path}: not a whole Parquet file: {error}") from error
+
+
+def _batches(path: Path, file: Any, pyarrow: Any, columns: list[str]) -> Iterator[Any]:
+    batches = file.iter_batches(_ROWS_STEP, columns=columns)
+    while True:
+        with _reading(path, pyarrow):
+            batch = next(batches, None)
+        if batch is None:
+            return
+        yield batch
+
+
+def _can_name(column: str) -> bool:
+    """Whether metadata may have a field of this name."""
+    try:
+        check_metadata({column: None}, "columns")
+    except InputError:
+        return False
+    return True
+
+
+def _is_unkept(pyarrow: Any, kind: Any) -> bool:
+    """Whether a column's values are nothing that `_metadata` keeps."""
+    types = pyarrow.types
+    return bool(
+        types.is_decimal(kind)
+        or types.is_binary(kind)
+        or types.is_large_binary(kind)
+        or types.is_fixed_size_binary(kind)
+        or types.is_duration(kind)
+        or types.is_interval(kind)
+        or types.is_null(kind)
+    )
+
+
 def _spooled_vectors(path: Path, file: Any, pyarrow: Any, column: str) -> NDArray[np.float32]:
     dim, row = 0, 0
     # Unlinked while mapped: the space goes back when the process no longer looks at it.
@@ -148,46 +216,63 @@ def _spooled_vectors(path: Path, file: Any, pyarrow: Any, column: str) -> NDArra
     with contextlib.ExitStack() as stack:
         spool = stack.enter_context(os.fdopen(descriptor, "wb"))
         stack.callback(os.unlink, name)
-        for batch in file.iter_batches(_ROWS_STEP, columns=[column]):
-            array = batch.column(0)
-            if not (
-                pyarrow.types.is_list(array.type)
-                or pyarrow.types.is_large_list(array.type)
-                or pyarrow.types.is_fixed_size_list(array.type)
-            ):
-                raise InputError(f"{path}: column {column!r}: expected lists, found {array.type}")
-            values = array.flatten()
-            if not pyarrow.types.is_floating(values.type) and not pyarrow.types.is_integer(
-                values.type
-            ):
-                raise InputError(
-                    f"{path}: column {column!r}: expected lists of numbers, found {array.type}"
-                )
-            lengths = array.value_lengths().to_numpy(zero_copy_only=False)
-            dim = dim or (int(lengths[0]) if len(lengths) and lengths[0] == lengths[0] else 0)
-            odd = np.flatnonzero(~(lengths == dim))
-            if odd.size or values.null_count or dim == 0:
-                at = row + (int(odd[0]) if odd.size else 0)
-                raise InputError(
-                    f"{path}: column {column!r}: row {at}: expected {dim or 'some'} numbers and no "
-                    "null"
-                )
-            spool.write(values.to_numpy(zero_copy_only=False).astype("<f4").tobytes())
-            row += len(array)
-        spool.flush()
+        for batch in _batches(path, file, pyarrow, [column]):
+            values, dim = _numbers(f"{path}: column {column!r}", batch.column(0), pyarrow, dim, row)
+            try:
+                spool.write(values.astype("<f4").tobytes())
+            except OSError as error:
+                raise storage_error(Path(name), error) from error
+            row += len(batch)
+        try:
+            spool.flush()
+        except OSError as error:
+            raise storage_error(Path(name), error) from error
         if row == 0:
             raise InputError(f"{path}: it has no rows")
         mapped: NDArray[np.float32] = np.memmap(name, dtype="<f4", mode="r", shape=(row, dim))
         return mapped
 
 
-def _ids(path: Path, file: Any, column: str) -> NDArray[Any]:
+def _numbers(
+    place: str, array: Any, pyarrow: Any, dim: int, first_row: int
+) -> tuple[NDArray[Any], int]:
+    """Return a batch's numbers, one vector after the other, and how many a vector has.
+
+    Args:
+        place: File and column, for messages.
+        array: Of lists.
+        pyarrow: The module.
+        dim: Numbers of each vector; 0 takes the first one's.
+        first_row: Row of the file that the batch starts with.
+    """
+    types = pyarrow.types
+    kind = array.type
+    if not (types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)):
+        raise InputError(f"{place}: expected lists, found {kind}")
+    values = array.flatten()
+    if not types.is_floating(values.type) and not types.is_integer(values.type):
+        raise InputError(f"{place}: expected lists of numbers, found {kind}")
+    lengths = array.value_lengths().to_numpy(zero_copy_only=False)
+    dim = dim or (int(lengths[0]) if len(lengths) and lengths[0] == lengths[0] else 0)
+    odd = np.flatnonzero(~(lengths == dim))
+    if odd.size == 0 and dim and values.null_count:
+        odd = np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False)) // dim
+    if odd.size or (dim == 0 and len(array)):
+        at = first_row + (int(odd[0]) if odd.size else 0)
+        raise InputError(f"{place}: row {at}: expected {dim or 'some'} numbers and no null")
+    return values.to_numpy(zero_copy_only=False), dim
+
+
+def _ids(path: Path, file: Any, pyarrow: Any, column: str) -> NDArray[Any]:
     found: list[Any] = []
-    for batch in file.iter_batches(_ROWS_STEP, columns=[column]):
-        found += batch.column(0).to_pylist()
+    for batch in _batches(path, file, pyarrow, [column]):
+        with _reading(path, pyarrow):
+            found += batch.column(0).to_pylist()
     missing = next((row for row, value in enumerate(found) if value is None), None)
     if missing is not None:
         raise InputError(f"{path}: column {column!r}: row {missing} has no id")
+    if found:
+        check_id(found[0], f"{path}: column {column!r}: row 0")
     if found and isinstance(found[0], int):
         try:
             return np.array(found, dtype=np.int64)
@@ -201,13 +286,19 @@ def _ids(path: Path, file: Any, column: str) -> NDArray[Any]:
 
 
 def _metadata(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Keep what filters can hold; dates and times become ISO 8601 text."""
-    kept: dict[str, Any] = {}
-    for name, value in values.items():
-        if hasattr(value, "isoformat"):
-            kept[name] = value.isoformat()
-        elif isinstance(value, str | int | float | bool | list | dict):
-            if isinstance(value, float) and not np.isfinite(value):
-                continue
-            kept[name] = value
-    return kept
+    """Keep what filters can hold, inside lists and objects too."""
+    found = ((name, _kept(value)) for name, value in values.items())
+    return {name: value for name, value in found if value is not None}
+
+
+def _kept(value: Any) -> Any:
+    """Return a value as metadata holds it, None where it cannot; dates become ISO 8601 text."""
+    if hasattr(value, "isoformat"):
+        return value.isoformat()
+    if isinstance(value, dict):
+        return _metadata({str(name): item for name, item in value.items()})
+    if isinstance(value, list | tuple):
+        return [_kept(item) for item in value]
+    if isinstance(value, float):
+        return value if np.isfinite(value) else None
+    return value if isinstance(value, str | int | bool) else None

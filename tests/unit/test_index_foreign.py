@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
+import decimal
+import math
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +72,19 @@ def test_hnswlib_deletes_are_left_out(tmp_path: Path, points: np.ndarray) -> Non
     assert "1 deleted vectors were left out" in report.notes[0]
 
 
+def test_a_graph_of_more_links_than_are_taken_is_linked_anew(
+    tmp_path: Path, points: np.ndarray
+) -> None:
+    path = tmp_path / "index.bin"
+    index = hnswlib.Index(space="l2", dim=DIM)
+    index.init_index(COUNT, M=200, ef_construction=60)
+    index.add_items(points, num_threads=1)
+    index.save_index(str(path))
+    report = check_import(tmp_path, read_foreign(path), points, range(COUNT), metric="l2")
+    assert report.graph == "built"
+    assert "200 neighbors a node" in report.notes[0]
+
+
 @pytest.mark.parametrize("kind", ["flat", "idmap", "cosine"])
 def test_faiss_hnsw_graph_is_taken(tmp_path: Path, points: np.ndarray, kind: str) -> None:
     path = tmp_path / "index.faiss"
@@ -114,6 +130,36 @@ def test_other_faiss_vectors_are_taken(tmp_path: Path, points: np.ndarray, kind:
     assert foreign.metric == ("ip" if kind == "flat_ip" else "l2")
     report = check_import(tmp_path, foreign, points, ids, metric="l2")
     assert report.graph == ("taken" if kind == "hnsw_fp16" else "built")
+
+
+@pytest.mark.parametrize(
+    ("factory", "metric", "graph"),
+    [
+        ("L2norm,Flat", "cosine", "built"),
+        ("L2norm,HNSW8", "cosine", "taken"),
+        ("L2norm,IVF4,Flat", "cosine", "built"),
+        ("PQ4x4,RFlat", "l2", "built"),
+        ("IDMap,IVF4,Flat", "l2", "built"),
+        ("IDMap2,L2norm,Flat", "cosine", "built"),
+    ],
+)
+def test_faiss_vectors_inside_others_are_taken(
+    tmp_path: Path, points: np.ndarray, factory: str, metric: str, graph: str
+) -> None:
+    path = tmp_path / "index.faiss"
+    index = faiss.index_factory(DIM, factory)
+    index.train(points)
+    ids = np.arange(COUNT)
+    if factory.startswith("IDMap"):
+        ids = np.random.default_rng(1).permutation(10_000)[:COUNT]
+        index.add_with_ids(points, ids)
+    else:
+        index.add(points)
+    faiss.write_index(index, str(path))
+    foreign = read_foreign(path)
+    assert foreign.metric == metric
+    report = check_import(tmp_path, foreign, points, ids, metric=metric)
+    assert report.graph == graph
 
 
 @pytest.mark.parametrize(
@@ -259,6 +305,9 @@ def test_parquet_brings_ids_texts_and_metadata(tmp_path: Path, points: np.ndarra
         ({"vector": [[1.0, 2.0], [1.0]]}, "row 1: expected 2 numbers"),
         ({"vector": [[1.0, 2.0], None]}, "row 1: expected 2 numbers"),
         ({"vector": [["a"]]}, "expected lists of numbers"),
+        ({"vector": [[1.0, 2.0]] * 9_000 + [[1.0, None]]}, "row 9000: expected 2 numbers"),
+        ({"vector": [[1.0]], "id": [True]}, "row 0: expected int or str, found bool"),
+        ({"vector": [[1.0]], "id": [1.5]}, "row 0: expected int or str, found float"),
         ({"vector": [[1.0]], "id": pyarrow.array([None], pyarrow.int64())}, "row 0 has no id"),
         (
             {"vector": [[1.0], [2.0]], "id": pyarrow.array([1, 2**64 - 1], pyarrow.uint64())},
@@ -272,6 +321,45 @@ def test_parquet_that_cannot_be_taken_is_refused(
     path = tmp_path / "v.parquet"
     parquet.write_table(pyarrow.table(columns), path)
     with pytest.raises(InputError, match=reason):
+        read_foreign(path)
+
+
+def test_parquet_metadata_is_kept_as_far_as_it_can_be(tmp_path: Path) -> None:
+    path = tmp_path / "v.parquet"
+    columns = {
+        "vector": [[1.0, 2.0]],
+        "when": [datetime.date(2020, 1, 2)],
+        "inner": [{"at": datetime.datetime(2020, 1, 2), "n": math.nan, "tags": ["a", None]}],
+        "price": [decimal.Decimal("1.5")],
+        "": [1],
+    }
+    parquet.write_table(pyarrow.table(columns), path)
+    report = import_foreign(tmp_path / "c", read_foreign(path), metric="l2")
+    assert report.notes == (
+        "columns '' were left out: filters reserve these names",
+        "columns price were left out: metadata cannot hold their type",
+    )
+    with Collection(tmp_path / "c") as collection:
+        (document,) = collection.documents([0])
+    assert document is not None
+    inner = {"at": "2020-01-02T00:00:00", "tags": ["a", None]}
+    assert document.metadata == {"when": "2020-01-02", "inner": inner}
+
+
+def test_parquet_of_columns_with_one_name_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "v.parquet"
+    arrays = [pyarrow.array([[1.0]]), pyarrow.array([1]), pyarrow.array([2])]
+    parquet.write_table(pyarrow.Table.from_arrays(arrays, names=["vector", "a", "a"]), path)
+    with pytest.raises(InputError, match="several columns named 'a'"):
+        read_foreign(path)
+
+
+def test_npy_with_more_behind_its_array_is_refused(tmp_path: Path, points: np.ndarray) -> None:
+    path = tmp_path / "v.npy"
+    with path.open("wb") as file:
+        np.save(file, points)
+        np.save(file, points)
+    with pytest.raises(CorruptError, match="expected the end of its one array"):
         read_foreign(path)
 
 
