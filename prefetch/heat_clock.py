@@ -13,6 +13,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 NEVER = -np.inf
+TIME_S_MAX = 1e12  # no event's time is as far from 1970
 
 
 class Believed(NamedTuple):
@@ -50,7 +51,7 @@ class EventClock:
         Raises:
             InputError: a time is not finite Unix seconds.
         """
-        wrong = ~(np.abs(times_s) < 1e12)
+        wrong = ~(np.abs(times_s) < TIME_S_MAX)
         if wrong.any():
             found = float(times_s[int(wrong.argmax())])
             raise InputError(f"event time must be finite Unix seconds, got {found!r}")

@@ -86,8 +86,11 @@ def read_head(head: bytes) -> tuple[dict[str, Any], dict[int, str]]:
         SnapshotCorrupt: it is damaged, or of another version.
     """
     values, _ = unpack(_HEAD, head)
-    digests = {int(part): str(digest) for part, digest in values["digests"].items()}
-    about: dict[str, Any] = values["about"]
+    try:
+        digests = {int(part): str(digest) for part, digest in values["digests"].items()}
+        about = dict(values["about"])
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise SnapshotCorrupt(f"heat head does not fit together: {error!r}") from error
     return about, digests
 
 
@@ -96,11 +99,22 @@ def join_heat(head: bytes, parts: Mapping[int, bytes]) -> tuple[bytes, list[Name
 
     Raises:
         SnapshotCorrupt: head or part is damaged, missing, of another version, or not of one
-            publication.
+            publication. What is in the snapshot, `heat_state.restore` looks at.
     """
+    try:
+        return _join(head, parts)
+    except SnapshotCorrupt:
+        raise
+    except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as error:
+        raise SnapshotCorrupt(f"heat parts do not fit together: {error!r}") from error
+
+
+def _join(head: bytes, parts: Mapping[int, bytes]) -> tuple[bytes, list[Name]]:
     values, arrays = unpack(_HEAD, head)
     heat = values["heat"]
     count = int(heat["key_count"])
+    if not 0 <= count <= sum(map(len, parts.values())):  # each key takes more than a byte
+        raise SnapshotCorrupt(f"heat head names {count} keys, more than its parts hold")
     keys: list[Any] = [None] * count
     sessions: dict[int, Any] = {}
     seen: dict[int, Name] = {}
@@ -124,7 +138,7 @@ def join_heat(head: bytes, parts: Mapping[int, bytes]) -> tuple[bytes, list[Name
         for number, key in zip(numbers.tolist(), plain["keys"], strict=True):
             keys[number] = key
         sessions.update((at, row) for at, *row in plain["sessions"])
-        seen.update((at, (tenant, event_id)) for at, tenant, event_id in plain["seen"])
+        seen.update((at, (str(tenant), str(name))) for at, tenant, name in plain["seen"])
     if None in keys:
         raise SnapshotCorrupt(f"heat key {keys.index(None)} of {count} is in no part")
     plain = {

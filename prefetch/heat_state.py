@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.errors import InputError
 from stoker.prefetch.coverage_curve import RecentAccesses
-from stoker.prefetch.heat_clock import NEVER
-from stoker.prefetch.heat_tables import HeatTables
+from stoker.prefetch.heat_clock import NEVER, TIME_S_MAX
+from stoker.prefetch.heat_tables import EDGE_BLOCK, HeatTables
 from stoker.prefetch.rank_tracker import RankTracker
 from stoker.prefetch.snapshot import SnapshotCorrupt, kind_of, pack, unpack
 from stoker.prefetch.tail_sketch import TailSketch
@@ -129,10 +130,25 @@ def read_snapshot(data: bytes) -> tuple[str, dict[str, Any], dict[str, NDArray[A
 def restore(graph: HeatTables, data: bytes) -> None:
     """Fill an empty graph with what `to_snapshot` saved.
 
+    A checksum says that bytes are as they were written, not by whom: parts of a heat topic come
+    from other replicas. So what does not fit together is refused here, where the caller can start
+    from the log, and not met by a later event.
+
     Raises:
-        SnapshotCorrupt: the bytes are damaged, or were written under other settings.
+        SnapshotCorrupt: the bytes are damaged, were written under other settings, or say what no
+            graph can be. The graph is not to be used then.
     """
     _, values, arrays = read_snapshot(data)
+    try:
+        _fill(graph, values, arrays)
+        _check(graph)
+    except SnapshotCorrupt:
+        raise
+    except (ArithmeticError, InputError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise SnapshotCorrupt(f"heat snapshot does not fit together: {error!r}") from error
+
+
+def _fill(graph: HeatTables, values: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
     config = graph.settings
     if values["half_lives"] != [config.heat_decay, config.heat_half_life_s]:
         raise SnapshotCorrupt(
@@ -157,19 +173,22 @@ def restore(graph: HeatTables, data: bytes) -> None:
     graph._edges.targets[:count] = arrays["edge_targets"]
     graph._edges.weights[:count] = arrays["edge_weights"]
     if values["edge_landmark"] is not None:
-        graph._edges.landmark = values["edge_landmark"]
+        graph._edges.landmark = float(values["edge_landmark"])
     if values["tracked"]:
         tracker = RankTracker(graph._edges, 0, damping=config.pagerank_damping)
         tracker.x, tracker.residual = arrays["tracker_x"], arrays["tracker_residual"]
         tracker.count = len(tracker.x)
         graph._tracker = tracker
-    graph._loose = (arrays["loose_tails"], arrays["loose_heads"], arrays["loose_times"])
+    tails, heads = (
+        arrays[f"loose_{n}"].astype(np.int64, casting="safe") for n in ("tails", "heads")
+    )
+    graph._loose = (tails, heads, arrays["loose_times"])
     for tenant, session, time_s, numbers in values["sessions"]:
         graph._sessions.load(tenant, session, time_s, numbers)
     if values["watermark_s"] is not None:
-        graph._clock.watermark_s = values["watermark_s"]
-    graph._clock.ahead = values["ahead"]
-    graph.events_applied = values["events_applied"]
+        graph._clock.watermark_s = float(values["watermark_s"])
+    graph._clock.ahead = int(values["ahead"])
+    graph.events_applied = int(values["events_applied"])
     if "recent_numbers" in arrays:
         _unpack(graph._recent, arrays)
     if "topics" in arrays and graph.topics is not None:
@@ -181,3 +200,50 @@ def restore(graph: HeatTables, data: bytes) -> None:
             half_life_s=config.heat_half_life_s,
             buckets=config.heat_tail_buckets,
         )
+
+
+def _check(graph: HeatTables) -> None:
+    """Raise InputError where what was filled in breaks an invariant; milliseconds at any size."""
+    count = len(graph._keys)
+    newest_s = graph._clock.watermark_s
+    recent, tracker = graph._recent, graph._tracker
+    if len(graph._table) != count:
+        raise InputError(f"{count} keys, of which {len(graph._table)} are different")
+    if newest_s != NEVER and not abs(newest_s) < TIME_S_MAX:
+        raise InputError(f"newest time {newest_s} is no Unix time")
+    rates = np.array(graph._counts.law.rates)
+    landmarks = graph._counts.landmarks
+    if landmarks.shape != rates.shape:
+        raise InputError(f"{len(landmarks)} landmarks, expected {len(rates)}")
+    if (landmarks > newest_s * rates).any() or graph._edges.landmark > newest_s * graph._edges.rate:
+        raise InputError(f"landmarks {landmarks}, {graph._edges.landmark} are after all events")
+    numbers = [number for *_, row in graph._sessions.items() for number in row]
+    if len({len(part) for part in graph._loose}) > 1 or len(graph._loose[0]) >= EDGE_BLOCK:
+        raise InputError(f"{[len(part) for part in graph._loose]} loose edges")
+    if len(graph._rank) > count or (tracker is not None and tracker.count > count):
+        raise InputError(f"more ranks than {count} keys")
+    if tracker is not None and len(tracker.residual) != tracker.count:
+        raise InputError(f"{len(tracker.residual)} residuals of {tracker.count} ranks")
+    tracked = () if tracker is None else (tracker.x, tracker.residual)
+    huge = float(np.finfo(np.float64).max)
+    for name, found, least, most in (
+        ("counts", (graph._counts.parts,), 0.0, huge),
+        ("landmarks", (landmarks,), NEVER, huge),
+        ("events", (np.array([graph._clock.ahead, graph.events_applied]),), 0, 1 << 62),
+        ("times", (graph._last[:count], graph._deleted[:count]), NEVER, newest_s),
+        ("ranks", (graph._rank, *tracked), -huge, huge),
+        ("edges' heads", (graph._edges.targets[:count],), -1, count - 1),
+        ("edges' weights", (graph._edges.weights[:count],), 0.0, huge),
+        ("loose edges", graph._loose[:2], 0, count - 1),
+        ("loose edges' times", (graph._loose[2],), -TIME_S_MAX, newest_s),
+        ("sessions' chunks", (np.array(numbers, dtype=np.int64),), 0, count - 1),
+        ("newest accesses", (recent.numbers,), np.iinfo(np.int64).min, count - 1),
+        ("newest accesses' times", (recent.times_s,), -TIME_S_MAX, newest_s),
+        ("newest accesses' amounts", (recent.amounts,), 0.0, huge),
+    ):
+        for array in found:
+            # Written so that what is not a number fails.
+            if array.size and not (array.min() >= least and array.max() <= most):
+                raise InputError(
+                    f"{name}: expected {least} to {most}, found {array.min()} to {array.max()}"
+                )

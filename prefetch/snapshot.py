@@ -8,6 +8,7 @@ that went before. Equal state gives equal bytes.
 from __future__ import annotations
 
 import hashlib
+import math
 import struct
 from collections.abc import Mapping
 from typing import Any
@@ -84,6 +85,19 @@ def unpack(kind: str, data: bytes) -> tuple[dict[str, Any], dict[str, NDArray[An
     body, digest = data[:-DIGEST_BYTES], data[-DIGEST_BYTES:]
     if hashlib.blake2b(body, digest_size=DIGEST_BYTES).digest() != digest:
         raise SnapshotCorrupt(f"snapshot of {len(data)} bytes fails its checksum")
+    try:
+        return _parse(kind, body, header_bytes)
+    except SnapshotCorrupt:
+        raise
+    except (LookupError, OverflowError, TypeError, ValueError) as error:
+        raise SnapshotCorrupt(
+            f"snapshot of {len(data)} bytes has no such header: {error!r}"
+        ) from error
+
+
+def _parse(
+    kind: str, body: bytes, header_bytes: int
+) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     header = orjson.loads(body[_HEAD.size : _HEAD.size + header_bytes])
     if header["kind"] != kind:
         raise SnapshotCorrupt(f"snapshot is of {header['kind']!r}, expected {kind!r}")
@@ -91,8 +105,10 @@ def unpack(kind: str, data: bytes) -> tuple[dict[str, Any], dict[str, NDArray[An
     offset = _HEAD.size + header_bytes
     for name, dtype, shape in header["arrays"]:
         kind_of = np.dtype(dtype)
-        count = int(np.prod(shape, dtype=np.int64))
+        count = math.prod(int(size) for size in shape)
         end = offset + count * kind_of.itemsize
+        if kind_of.kind not in "biuf" or not all(size >= 0 for size in shape):
+            raise SnapshotCorrupt(f"snapshot array {name!r} is of {dtype}, shape {shape}")
         if end > len(body):
             raise SnapshotCorrupt(f"snapshot array {name!r} ends at {end} of {len(body)} bytes")
         array = np.frombuffer(body, kind_of, count, offset).reshape(shape)
@@ -100,5 +116,7 @@ def unpack(kind: str, data: bytes) -> tuple[dict[str, Any], dict[str, NDArray[An
         offset = end
     if offset != len(body):
         raise SnapshotCorrupt(f"snapshot has {len(body) - offset} bytes too many")
-    values: dict[str, Any] = header["values"]
+    values = header["values"]
+    if not isinstance(values, dict):
+        raise SnapshotCorrupt(f"snapshot values are {type(values).__name__}, expected an object")
     return values, arrays

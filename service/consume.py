@@ -449,18 +449,34 @@ class ConsumeLoop:
                     f"{header.get('topic')}; give each topic its own file"
                 )
             sink = open_sink(body)
+            offsets, seen, time_s = _read_header(path, header)
         except CorruptError as error:
             # Damaged, or written under other settings of the sink: the log has it all.
             aside = path.with_name(path.name + ".damaged")
             path.replace(aside)
             log.error("service.snapshot_damaged", reason=str(error), moved_to=str(aside))
             return open_sink(None)
-        self._offsets = {int(p): int(at) for p, at in header["offsets"]}
-        self._last_time_s = float(header.get("time_s", 0.0))
+        self._offsets, self._last_time_s = offsets, time_s
         if self._options.dedup_events:
-            for tenant, event_id in header["seen"]:
+            for tenant, event_id in seen:
                 self._seen.add(tenant, event_id, self._options.dedup_events)
         log.info(
             "service.snapshot_restored", file=str(path), bytes=len(body), offsets=self._offsets
         )
         return sink
+
+
+def _read_header(
+    path: Path, header: Mapping[str, Any]
+) -> tuple[dict[int, int], list[tuple[str, str]], float]:
+    """Return a snapshot's offsets, the event ids seen, and when it was written.
+
+    Raises:
+        CorruptError: they are not there; the heat topic may have brought what another wrote.
+    """
+    try:
+        offsets = {int(partition): int(at) for partition, at in header["offsets"]}
+        seen = [(str(tenant), str(event_id)) for tenant, event_id in header["seen"]]
+        return offsets, seen, float(header.get("time_s", 0.0))
+    except (LookupError, TypeError, ValueError) as error:
+        raise CorruptError(f"{path}: header does not fit together: {error!r}") from error

@@ -196,14 +196,18 @@ class HeatKeeper:
         """Make the newest publication this replica's snapshot; without one, read all events."""
         began = self._monotonic()
         waiting = False
+        refused: set[str] = set()
         while not self._stop.is_set():
             try:
-                found = read_heat(heat_log, topic, event_topic=self._topic)
+                found = read_heat(heat_log, topic, event_topic=self._topic, besides=refused)
                 if found is None:
                     log.info("service.heat_topic_empty", topic=topic)
                     return
                 write_snapshot(self._snapshot_path, *found)
-                break
+                self._loop = self._restored()
+                if self._snapshot_path.exists():
+                    break
+                refused.add(found[0]["group"])  # put aside, and said so
             except LogUnavailable as error:
                 if not waiting:
                     log.warning("service.heat_topic_unusable", topic=topic, reason=str(error))
@@ -216,7 +220,6 @@ class HeatKeeper:
                 return
         else:
             return
-        self._loop = self._restored()
         log.info(
             "service.heat_started_from_topic",
             topic=topic,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -163,7 +163,7 @@ class HeatPublisher:
     def _note(self, record: Record) -> None:
         if record.key == _head_key(self._publisher):
             try:
-                about = read_head(record.value or b"")[0]
+                about = _about(record.value or b"")
             except CorruptError:
                 return  # of another version: ours comes beside it
             self._slot, self._offsets = about["slot"], about["offsets"]
@@ -228,10 +228,16 @@ def read_heat(
     topic: str,
     *,
     event_topic: str,
+    besides: Collection[str] = (),
     timeout_s: float = 60.0,
     monotonic: Callable[[], float] = time.monotonic,
 ) -> tuple[dict[str, Any], bytes] | None:
     """Read the newest whole publication as a snapshot's header and body; None where there is none.
+
+    Args:
+        event_topic: Publications of other topics' heat are passed over.
+        besides: Publishers that are passed over; a header names its own as `group`.
+        timeout_s: Longest that reading may take.
 
     Raises:
         LogUnavailable: the log is away, or not read within `timeout_s`.
@@ -246,7 +252,7 @@ def read_heat(
         if not key.endswith(_HEAD_SUFFIX):
             continue
         try:
-            about, _ = read_head(value)
+            about = _about(value)
         except CorruptError as error:
             log.warning("service.heat_topic_unusable", topic=topic, reason=str(error))
             continue
@@ -254,8 +260,10 @@ def read_heat(
             reached = sum(int(at) for _, at in about["offsets"])
             heads.append((reached, float(about["time_s"]), key, about))
     for _, _, key, about in sorted(heads, key=lambda head: head[:3], reverse=True):
-        publisher = key.removesuffix(_HEAD_SUFFIX).decode()
         try:
+            publisher = key.removesuffix(_HEAD_SUFFIX).decode()
+            if publisher in besides:
+                continue
             _, digests = read_head(records[key])
             parts = {
                 part: records[name]
@@ -263,7 +271,7 @@ def read_heat(
                 if (name := _part_key(publisher, about["slot"], part)) in records
             }
             body, seen = join_heat(records[key], parts)
-        except CorruptError as error:
+        except (CorruptError, UnicodeDecodeError) as error:
             log.warning("service.heat_topic_unusable", topic=topic, reason=str(error))
             continue
         header = {
@@ -323,6 +331,28 @@ def _read_to(
 
 
 _HEAD_SUFFIX: Final = b"/head"
+
+
+def _about(head: bytes) -> dict[str, Any]:
+    """Return what a head says of its publication.
+
+    Raises:
+        CorruptError: it is damaged, of another version, or does not say it.
+    """
+    about, _ = read_head(head)
+    try:
+        offsets = [[int(partition), int(at)] for partition, at in about["offsets"]]
+        told = {
+            "topic": str(about["topic"]),
+            "offsets": offsets,
+            "time_s": float(about["time_s"]),
+            "slot": int(about["slot"]),
+        }
+    except (LookupError, TypeError, ValueError) as error:
+        raise CorruptError(f"heat head does not say what it is of: {error!r}") from error
+    if any(partition < 0 or at < 0 for partition, at in offsets) or told["slot"] not in (0, 1):
+        raise CorruptError(f"heat head names offsets {offsets} and slot {told['slot']}")
+    return told
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:

@@ -65,4 +65,10 @@ def read_snapshot(path: Path) -> tuple[dict[str, Any], bytes] | None:
             f"{path}: offset {_PREFIX.size}: expected CRC {checksum:08x}, found {found:08x}"
         )
     split = _PREFIX.size + head_length
-    return orjson.loads(data[_PREFIX.size : split]), data[split:]
+    try:
+        header = orjson.loads(data[_PREFIX.size : split])
+    except orjson.JSONDecodeError as error:
+        raise CorruptError(f"{path}: offset {_PREFIX.size}: header is no JSON: {error}") from error
+    if not isinstance(header, dict):
+        raise CorruptError(f"{path}: offset {_PREFIX.size}: header is no JSON object")
+    return header, data[split:]

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from stoker.errors import InputError
+from stoker.prefetch import heat_state
 from stoker.prefetch.events import (
     DOCUMENT_DELETED,
     DOCUMENT_UPSERTED,
@@ -19,7 +24,7 @@ from stoker.prefetch.events import (
 from stoker.prefetch.heat import HeatGraph
 from stoker.prefetch.pagerank import pagerank
 from stoker.prefetch.settings import PrefetchSettings
-from stoker.prefetch.snapshot import SnapshotCorrupt
+from stoker.prefetch.snapshot import SnapshotCorrupt, unpack
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 T0 = 1_760_000_000.0
@@ -264,6 +269,85 @@ def test_damaged_or_foreign_snapshot_is_refused() -> None:
         HeatGraph.from_snapshot(data)
     with pytest.raises(SnapshotCorrupt, match="decay"):
         HeatGraph.from_snapshot(data, PrefetchSettings(heat_decay="exponential"))
+
+
+def spoilt(array: NDArray[Any]) -> dict[str, NDArray[Any]]:
+    """The same array in ways that no graph would write it."""
+    filled = {"above": 2**30} if array.dtype.itemsize >= 4 else {"above": 200}
+    if array.dtype.kind != "u":
+        filled |= {"below": -7, "far below": -(2**30)}
+    if array.dtype.kind == "f":
+        filled |= {"huge": 1e300, "inf": np.inf, "nan": np.nan}
+    found = {name: np.full_like(array, value) for name, value in filled.items()}
+    return found | {
+        "shorter": array[..., :-1],
+        "fewer": array[:-1],
+        "none": array[:0],
+        "other type": np.ones_like(array, np.float32 if array.dtype.kind != "f" else np.int32),
+        "text": np.frombuffer(b"x" * 8, np.uint8),
+    }
+
+
+def test_a_snapshot_of_no_graph_is_refused_or_harmless() -> None:
+    """A checksum does not say who wrote it: what no graph can be must not break a later event."""
+    graph = HeatGraph(SMALL)
+    graph.apply(stream(400, seed=1))
+    graph.tick(T0)
+    kind, values, arrays = heat_state.read_snapshot(graph.to_snapshot())
+    cases: dict[str, tuple[dict[str, Any], dict[str, NDArray[Any]]]] = {}
+    for name, array in arrays.items():
+        rest = {other: arrays[other] for other in arrays if other != name}
+        cases[f"{name} gone"] = (values, rest)
+        for way, other in spoilt(array).items():
+            cases[f"{name} {way}"] = (values, {**arrays, name: other})
+    odd: tuple[Any, ...] = (None, "x", -1, 1e300, [], [None], [["t", "c"]] * 2, {"t": 1})
+    for name in values:
+        cases[f"{name} gone"] = ({n: v for n, v in values.items() if n != name}, arrays)
+        for value in (*odd, [["t", "s", T0, [2**31, -5]]], [["t", "s", "x", ["y"]]]):
+            cases[f"{name} {value}"] = ({**values, name: value}, arrays)
+    more = stream(60, seed=2)
+    refused = 0
+    for name, (plain, columns) in cases.items():
+        with np.errstate(all="ignore"):
+            data = heat_state.write_snapshot(kind, plain, columns)
+        try:
+            again = HeatGraph.from_snapshot(data, SMALL)
+        except SnapshotCorrupt:
+            refused += 1
+            continue
+        try:
+            again.apply(more)
+            again.tick(T0)
+            assert all(np.isfinite(list(again.demand(T0).values())))
+            assert all(0.0 <= score <= 1.0 for score in again.scores(T0).values())
+            again.coverage(T0)
+            again.related(T0)
+            again.to_snapshot()
+        except Exception as error:
+            raise AssertionError(f"{name}: restored, and failed later") from error
+    assert refused > len(cases) / 2, (refused, len(cases))
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"no JSON",
+        b"[]",
+        b"{}",
+        b'{"kind": "k"}',
+        b'{"kind": "k", "values": [], "arrays": []}',
+        b'{"kind": "k", "values": {}, "arrays": [["a", "<f8", [-1]]]}',
+        b'{"kind": "k", "values": {}, "arrays": [["a", "|O", [1]]]}',
+        b'{"kind": "k", "values": {}, "arrays": [["a", "<f8", [9223372036854775807, 9]]]}',
+        b'{"kind": "k", "values": {}, "arrays": [["a", "nothing", [1]]]}',
+        b'{"kind": "k", "values": {}, "arrays": [["a", "<f8", ["x"]]]}',
+        b'{"kind": "k", "values": {}, "arrays": [7]}',
+    ],
+)
+def test_a_header_that_says_nothing_of_use_is_refused(header: bytes) -> None:
+    body = struct.pack("<8sII", b"STKRSNAP", 1, len(header)) + header + bytes(8)
+    with pytest.raises(SnapshotCorrupt):
+        unpack("k", body + hashlib.blake2b(body, digest_size=16).digest())
 
 
 def test_empty_graph_has_a_snapshot() -> None:

@@ -7,9 +7,9 @@ import pytest
 
 from stoker.prefetch.events import DOCUMENT_DELETED, SEARCH_PERFORMED, Event
 from stoker.prefetch.heat import HeatGraph
-from stoker.prefetch.heat_parts import PARTS, join_heat, read_head, split_heat
+from stoker.prefetch.heat_parts import PARTS, digest_of, join_heat, read_head, split_heat
 from stoker.prefetch.settings import PrefetchSettings
-from stoker.prefetch.snapshot import SnapshotCorrupt
+from stoker.prefetch.snapshot import SnapshotCorrupt, pack, unpack
 
 T0 = 1_760_000_000.0
 ABOUT = {"topic": "events", "offsets": [[0, 7], [1, 9]]}
@@ -76,3 +76,50 @@ def test_a_part_that_is_damaged_missing_or_old_is_refused() -> None:
         join_heat(head, {**parts, which: bytes(damaged)})
     with pytest.raises(SnapshotCorrupt, match="checksum"):
         read_head(head[:-20] + bytes(byte ^ 1 for byte in head[-20:-16]) + head[-16:])
+
+
+@pytest.mark.parametrize(
+    "heat",
+    [
+        None,
+        {},
+        {"kind": "heat graph 2", "values": {}, "key_count": 1 << 60},
+        {"kind": "heat graph 2", "values": {}, "key_count": -1},
+        {"kind": "heat graph 2", "values": {}, "key_count": 3},
+        {"kind": "heat graph 2", "values": [], "key_count": "x"},
+    ],
+)
+def test_a_head_that_fits_no_parts_is_refused(heat: object) -> None:
+    head, parts = split_heat(graph_of(300).to_snapshot(), [], ABOUT)
+    values, arrays = unpack("heat head 1", head)
+    with pytest.raises(SnapshotCorrupt):
+        join_heat(pack("heat head 1", {**values, "heat": heat}, arrays), parts)
+    for digests in (None, [], {"x": "y"}, {str(n): 5 for n in parts}):
+        with pytest.raises(SnapshotCorrupt):
+            join_heat(pack("heat head 1", {**values, "digests": digests}, arrays), parts)
+    for name in set(arrays) - {"recent_numbers"}:  # a heat of before there were newest accesses
+        rest = {other: array for other, array in arrays.items() if other != name}
+        with pytest.raises(SnapshotCorrupt):
+            HeatGraph.from_snapshot(
+                join_heat(pack("heat head 1", values, rest), parts)[0], graph_of(0).settings
+            )
+
+
+def test_a_part_of_another_make_is_refused() -> None:
+    head, parts = split_heat(graph_of(300).to_snapshot(), [("t", "e")], ABOUT)
+    values, arrays = unpack("heat head 1", head)
+    which = sorted(parts)[0]
+    plain, held = unpack("heat part 1", parts[which])
+    made = [({**plain, name: odd}, held) for name in plain for odd in (None, 5, [[1]], [["t"]])]
+    made += [(plain, {n: a for n, a in held.items() if n != name}) for name in held]
+    made += [(plain, {**held, name: array[:-1]}) for name, array in held.items() if len(array)]
+    made += [(plain, {**held, "numbers": held["numbers"] + 10_000})]
+    for one, columns in made:
+        part = pack("heat part 1", one, columns)
+        digests = {**values["digests"], str(which): digest_of(part)}
+        changed = pack("heat head 1", {**values, "digests": digests}, arrays)
+        try:
+            snapshot, _ = join_heat(changed, {**parts, which: part})
+            HeatGraph.from_snapshot(snapshot, graph_of(0).settings).tick(T0)
+        except SnapshotCorrupt:
+            continue

@@ -191,6 +191,35 @@ def test_a_damaged_snapshot_is_put_aside_and_rebuilt(world: World) -> None:
     again.close()
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"offsets": None},
+        {"offsets": [[0]]},
+        {"offsets": [["x", 1]]},
+        {"seen": 5},
+        {"seen": [["t"]]},
+        {"time_s": "x"},
+        {"time_s": None},
+    ],
+)
+def test_a_snapshot_whose_header_says_nothing_of_use_is_put_aside(
+    world: World, changes: dict[str, Any]
+) -> None:
+    world.add(used("a"))
+    loop = world.loop()
+    loop.step(0.0)
+    loop.close()
+    path = world.folder / "heat"
+    header, body = read_snapshot(path) or ({}, b"")
+    write_snapshot(path, {**header, **changes}, body)
+    again = world.loop()
+    assert (world.folder / "heat.damaged").exists()
+    again.step(0.0)
+    assert ids(again) == ["a"]
+    again.close()
+
+
 def test_a_snapshot_that_the_sink_refuses_is_put_aside_too(world: World) -> None:
     world.add(used("a"))
     loop = world.loop()

@@ -11,8 +11,10 @@ import pytest
 import structlog
 
 from stoker.errors import ConfigError
+from stoker.prefetch import heat_state
 from stoker.prefetch.events import SEARCH_PERFORMED, encode, new_event, partition_key
 from stoker.prefetch.heat import HeatGraph
+from stoker.prefetch.heat_parts import split_heat
 from stoker.prefetch.settings import PrefetchSettings
 from stoker.service.consume import ConsumeLoop, ConsumeOptions
 from stoker.service.embedded_log import EmbeddedLog
@@ -344,6 +346,47 @@ def test_what_is_damaged_or_of_another_topic_is_passed_over(world: World) -> Non
     assert {line["event"] for line in lines if line["log_level"] == "warning"} == {
         "service.heat_topic_unusable"
     }
+    publisher.close()
+
+
+def test_a_heat_that_no_graph_can_be_is_passed_over_for_the_next_publication(
+    world: World,
+) -> None:
+    """Whole by its checksums, ahead of all others, and of no use: the next one is taken."""
+    world.add(200)
+    old = world.consume("old")
+    publisher = world.publisher("old")
+    assert publish(publisher)
+    header, snapshot = read_snapshot(world.path("old")) or ({}, b"")
+    kind, values, arrays = heat_state.read_snapshot(snapshot)
+    arrays["edge_targets"] = np.full_like(arrays["edge_targets"], 1 << 30)
+    about = {
+        "topic": EVENTS_TOPIC,
+        "offsets": [[0, 1 << 40]],
+        "time_s": header["time_s"],
+        "slot": 1,
+    }
+    head, parts = split_heat(heat_state.write_snapshot(kind, values, arrays), [], about)
+    for part, data in parts.items():
+        world.log.append(HEAT_TOPIC, b"odd/1/%03d" % part, [data])
+    world.log.append(HEAT_TOPIC, b"odd/head", [head])
+    for name, slot in ((b"\xff/head", 1), (b"none/head", 7)):
+        world.log.append(HEAT_TOPIC, name, [split_heat(snapshot, [], {**about, "slot": slot})[0]])
+    world.log.append(HEAT_TOPIC, b"bare/head", [split_heat(snapshot, [], {})[0]])
+    keeper = HeatKeeper(
+        world.log,
+        topic=EVENTS_TOPIC,
+        group="new",
+        snapshot_path=world.path("new"),
+        options=ConsumeOptions(),
+        settings=SETTINGS,
+        heat_topic=(world.log, HEAT_TOPIC),
+    )
+    with structlog.testing.capture_logs() as lines:
+        keeper._start_from_topic(world.log, HEAT_TOPIC)
+    assert "service.snapshot_damaged" in [line["event"] for line in lines]
+    assert lines[-1]["event"] == "service.heat_started_from_topic"
+    assert keeper.sink.to_snapshot() == body(old)
     publisher.close()
 
 
