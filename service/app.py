@@ -70,7 +70,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 # After the drain: what has come on a kept connection meanwhile may take so long.
-_CUT_OFF_S = 1.0
+_CUT_OFF_S = 0.5
 _OPEN_PATHS = frozenset({"/livez", "/readyz", "/metrics", "/openapi.json"})
 
 

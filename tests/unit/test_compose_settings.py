@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
+from stoker.service import app, engine
 from stoker.service.configuration import LoadedConfig, StokerConfig, load_config
+from stoker.service.settings import ServiceSettings
 
 COMPOSE = Path(__file__).resolve().parents[2] / "compose"
 # A version with at least two numbers: never `latest`, never only a major version.
@@ -163,6 +165,27 @@ def test_paths_are_routes_of_the_server() -> None:
     assert container()["readinessProbe"]["httpGet"]["path"] == "/readyz"
 
 
+def seconds_to_end(service: ServiceSettings) -> float:
+    """Return how long a server may take from SIGTERM to its end."""
+    cut_off_s = 2 * app._CUT_OFF_S  # for its handler, and for its end after it was told
+    return service.drain_notice_s + service.drain_s + cut_off_s + engine._STOP_S
+
+
+def test_a_replica_that_opens_quickly_is_not_kept_waiting() -> None:
+    """A readiness probe begins only when the start-up probe has passed."""
+    assert container()["startupProbe"]["periodSeconds"] == 1
+    assert container()["readinessProbe"]["periodSeconds"] <= 2
+
+
+def test_one_replica_leaves_at_a_time_and_is_let_go_by_its_server_alone() -> None:
+    spec = manifest("StatefulSet")["spec"]
+    assert spec["podManagementPolicy"] == "OrderedReady"
+    assert spec["updateStrategy"] == {"type": "RollingUpdate"}
+    assert spec["minReadySeconds"] > 0
+    assert spec["replicas"] > 1
+    assert "lifecycle" not in container(), "a preStop hook would only come before the notice"
+
+
 def test_a_warm_up_is_never_killed() -> None:
     service = effective("compose/kubernetes").config.service
     pod = manifest("StatefulSet")["spec"]["template"]["spec"]
@@ -171,7 +194,7 @@ def test_a_warm_up_is_never_killed() -> None:
         assert container()[f"{kind}Probe"]["httpGet"]["path"] == "/livez"
     startup = container()["startupProbe"]
     assert startup["periodSeconds"] * startup["failureThreshold"] > service.warm_deadline_s
-    assert pod["terminationGracePeriodSeconds"] > service.drain_notice_s + service.drain_s + 10
+    assert pod["terminationGracePeriodSeconds"] > seconds_to_end(service)
     assert service.drain_notice_s > 0, "the endpoints need a moment to let go"
     (budget,) = [m for m in manifests() if m["kind"] == "PodDisruptionBudget"]
     assert budget["spec"]["maxUnavailable"] == 1
@@ -180,7 +203,7 @@ def test_a_warm_up_is_never_killed() -> None:
 def test_compose_gives_time_to_drain_and_to_warm(stack: dict[str, Any]) -> None:
     service = effective("compose/docker-compose.yml").config.service
     grace = float(stack["services"]["stoker"]["stop_grace_period"].removesuffix("s"))
-    assert grace > service.drain_s
+    assert grace > seconds_to_end(service)
     text = (COMPOSE / "Dockerfile").read_text()
     (start_period,) = re.findall(r"--start-period=(\d+)s", text)
     assert int(start_period) > service.warm_deadline_s
