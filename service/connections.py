@@ -208,10 +208,16 @@ class _RefusedConnection(asyncio.Protocol):
         self._end.cancel()
 
 
+def connection_age_s(request: web.Request) -> float:
+    """Return how long a request's connection has been open."""
+    connection = request.protocol
+    return connection.age_s if isinstance(connection, _Connection) else 0.0
+
+
 class _Connection(web.RequestHandler):
     """One client's connection."""
 
-    __slots__ = ("_counted", "_open", "_refusals")
+    __slots__ = ("_counted", "_made_s", "_open", "_refusals")
 
     def __init__(
         self,
@@ -230,6 +236,12 @@ class _Connection(web.RequestHandler):
         self._refusals = refusals
         self._open = connections
         self._counted = False
+        self._made_s = time.monotonic()
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since it was made."""
+        return time.monotonic() - self._made_s
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Count it in."""

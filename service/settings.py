@@ -134,6 +134,14 @@ class ServiceSettings:
             "first"
         },
     )
+    connection_age_s: float = dataclasses.field(
+        default=300.0,
+        metadata={
+            "help": "age above which a connection ends with its next answer, s: behind a balancer "
+            "of connections, as a Kubernetes Service is, a client's would stay where they are, and "
+            "a replica that came back would get none; 300, since a new one every five minutes is cheap"
+        },
+    )
     connections_max: int = dataclasses.field(
         default=1_000,
         metadata={
@@ -374,6 +382,7 @@ class ServiceSettings:
                 raise ConfigError(f"service.{name} is {getattr(self, name)}; it must be at least 1")
         for name in (
             "connection_idle_s",
+            "connection_age_s",
             "write_deadline_s",
             "drain_s",
             "snapshot_s",

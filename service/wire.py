@@ -5,8 +5,8 @@ Nothing here does I/O, so the retry rules are tested with a clock and a random s
 Retry rules: a connection that was never made, and 429 or "not ready", may always be tried again,
 because the server did nothing. A lost answer or another 5xx is tried again only where doing the
 work twice equals doing it once: searches, upserts, deletes, and events (readers count an event id
-once, and all tries of a search carry one id). Waits double from ``backoff_s``, with full jitter, never below Retry-After, and never past
-the call's deadline.
+once, and all tries of a search carry one id). Waits double from ``backoff_s``, with full jitter,
+never below Retry-After, and never past the call's deadline.
 """
 
 from __future__ import annotations

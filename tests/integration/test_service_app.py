@@ -621,6 +621,15 @@ async def test_while_draining_connections_are_closed_after_their_answer(start: S
     assert response.headers.get("Connection") == "close"
 
 
+async def test_an_old_connection_ends_with_its_next_answer(start: Start) -> None:
+    """So that connections come to a replica that is back, and not only where they have been."""
+    client, _ = await start(connection_age_s=1e-9)
+    response = await client.get("/livez")
+    assert (response.status, response.headers.get("Connection")) == (200, "close")
+    client, _ = await start(connection_age_s=1e9)
+    assert (await client.get("/livez")).headers.get("Connection") != "close"
+
+
 async def test_the_tries_of_one_search_are_one_event(start: Start) -> None:
     """A client that lost the answer asks again: by the same id, and for the same."""
     client, engine = await start()
