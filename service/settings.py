@@ -139,7 +139,7 @@ class ServiceSettings:
         metadata={
             "help": "age above which a connection ends with its next answer, s: behind a balancer "
             "of connections, as a Kubernetes Service is, a client's would stay where they are, and "
-            "a replica that came back would get none; 300, since a new one every five minutes is cheap"
+            "a replica that came back would get none; 300, since one in five minutes is cheap"
         },
     )
     connections_max: int = dataclasses.field(
