@@ -10,7 +10,8 @@ import dataclasses
 import enum
 from collections import Counter
 
-from stoker.kvcache.question import ORDINAL, STOPWORDS, Question, stem_of
+from stoker.kvcache.opposites import denial_of, loose_of, opposites_of, turned_of
+from stoker.kvcache.question import COMPARISONS, ORDINAL, STOPWORDS, Question, stem_of
 
 
 class Guard(enum.StrEnum):
@@ -34,45 +35,8 @@ class Guard(enum.StrEnum):
     EVIDENCE = "evidence"
 
 
-_ANTONYM_PAIRS = (
-    "enable disable;increase decrease;before after;first last;minimum maximum;min max;open close;"
-    "start stop;buy sell;allow deny;allow block;add remove;insert delete;create delete;"
-    "create drop;encrypt decrypt;encode decode;compress decompress;import export;push pull;"
-    "read write;upload download;lock unlock;connect disconnect;install uninstall;up down;"
-    "upgrade downgrade;ascending descending;asc desc;true false;on off;input output;in out;"
-    "left right;inner outer;big small;large small;long short;high low;higher lower;fast slow;"
-    "hot cold;new old;newest oldest;latest earliest;more less;most least;best worst;good bad;"
-    "win lose;send receive;give take;lend borrow;accept reject;accept decline;approve reject;"
-    "approve decline;success failure;succeed fail;pass fail;public private;local remote;"
-    "local global;internal external;client server;producer consumer;source destination;"
-    "sender receiver;above below;over under;early late;activate deactivate;freeze unfreeze;"
-    "subscribe unsubscribe;attach detach;mount unmount;load unload;pack unpack;"
-    "serialize deserialize;deposit withdraw;deposit withdrawal;debit credit;refund charge;"
-    "gain loss;profit loss;advantage disadvantage;pros cons;legal illegal;safe unsafe;"
-    "same different;with without;include exclude;includ exclud;positive negative;synchronous "
-    "asynchronous;sync async;raise lower;rise fall;grow shrink;expand collapse;show hide;"
-    "lossy lossless;mutable immutable;static dynamic;primary secondary;master replica;"
-    "parent child;row column;horizontal vertical;male female;man woman;mother father;"
-    "husband wife;boy girl;rich poor;strong weak;heavy light;hard easy;difficult easy;"
-    "cheap expensive;full empty;love hate;war peace;birth death;alive dead;virtual physical;"
-    "temporary permanent;manual automatic;always never"
-)
-
-
-def _antonyms() -> dict[str, frozenset[str]]:
-    table: dict[str, set[str]] = {}
-    for pair in _ANTONYM_PAIRS.split(";"):
-        one, other = (stem_of(word) for word in pair.split())
-        table.setdefault(one, set()).add(other)
-        table.setdefault(other, set()).add(one)
-    return {word: frozenset(others) for word, others in table.items()}
-
-
-ANTONYMS = _antonyms()
-_PARTICLES = frozenset(
-    ("in", "out", "on", "off", "up", "down", "with", "without", "over", "under", "before", "after")
-)
-_NEGATING_PREFIXES = ("un", "in", "im", "ir", "il", "dis", "non", "de", "mis", "anti")
+OPPOSITES = opposites_of(stem_of)
+_LOOSE = loose_of(stem_of)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -117,34 +81,26 @@ def negation_conflict(asked: Question, earlier: Question) -> Conflict | None:
     return None
 
 
-def _denial_of(word: str, others: set[str]) -> str:
-    """Return the one of ``others`` that is this word with a negating prefix more or less, or ""."""
-    for prefix in _NEGATING_PREFIXES:
-        rest = word[len(prefix) :] if word.startswith(prefix) else ""
-        if len(rest) > 3 and rest in others:
-            return rest
-        if len(word) > 3 and prefix + word in others:
-            return prefix + word
-    return ""
-
-
 def antonym_conflict(asked: Question, earlier: Question) -> Conflict | None:
-    """Refuse where one says a word and the other its opposite ("enable", "disable"; "un-")."""
+    """Refuse where one says a word and the other what cannot be meant with it.
+
+    Its opposite ("enable", "disable"), another of its class ("north", "west"; "he", "she"), or
+    itself with another prefix ("valid", "invalid"; "prewar", "postwar").
+    """
     only_asked = set(asked.stems - earlier.stems)
     only_earlier = set(earlier.stems - asked.stems)
     # "in" and "out" stand in any two long texts; they are opposites where the rest is the same.
-    alike = 5 * len(set(asked.words) & set(earlier.words)) >= 3 * max(
-        len(set(asked.words)), len(set(earlier.words))
+    alike = 4 * len(set(asked.words) & set(earlier.words)) >= 3 * (
+        max(len(set(asked.words)), len(set(earlier.words))) - 1
     )
     for word in sorted(only_asked):
-        if word in _PARTICLES and not alike:
-            continue
-        opposites = ANTONYMS.get(word, frozenset()) & only_earlier
-        if opposites:
-            return Conflict(Guard.ANTONYM, word, min(opposites))
-        denial = _denial_of(word, only_earlier)
-        if denial:
-            return Conflict(Guard.ANTONYM, word, denial)
+        opposites = OPPOSITES.get(word, frozenset()) & only_earlier
+        if not alike:
+            opposites = frozenset() if word in _LOOSE else opposites - _LOOSE
+        other = min(opposites, default="") or denial_of(word, only_earlier)
+        other = other or turned_of(word, only_earlier)
+        if other:
+            return Conflict(Guard.ANTONYM, word, other)
     return None
 
 
@@ -197,7 +153,14 @@ def _not_mentioned(names: frozenset[str], question: Question) -> set[str]:
 
 
 def name_conflict(asked: Question, earlier: Question) -> Conflict | None:
-    """Refuse where one names something that the other does not mention in any case."""
+    """Refuse where one names something that the other does not mention in any case.
+
+    Operators and pictures are names of a kind: a comparison that only one has, or other signs.
+    """
+    if asked.symbols != earlier.symbols:
+        compared = COMPARISONS & (set(asked.symbols) ^ set(earlier.symbols))
+        if compared or (asked.symbols and earlier.symbols):
+            return Conflict(Guard.NAME, " ".join(asked.symbols), " ".join(earlier.symbols))
     missing_earlier = _not_mentioned(asked.names, earlier)
     missing_asked = _not_mentioned(earlier.names, asked)
     if missing_earlier or missing_asked:
@@ -210,19 +173,28 @@ def name_conflict(asked: Question, earlier: Question) -> Conflict | None:
 def word_order_conflict(asked: Question, earlier: Question) -> Conflict | None:
     """Refuse where the same words stand in another order, or swap their prepositions.
 
-    "Transfer from A to B" and "from B to A" have one embedding and two answers.
+    "Transfer from A to B" and "from B to A" have one embedding and two answers; so have "who
+    killed A" and "who was killed by A".
     """
     roles_asked, roles_earlier = dict(asked.roles), dict(earlier.roles)
     for role in roles_asked.keys() & roles_earlier.keys():
         one, other = roles_asked[role], roles_earlier[role]
         if one != other and one in earlier.words and other in asked.words:
             return Conflict(Guard.WORD_ORDER, f"{role} {one}", f"{role} {other}")
+    for one, other in (("from", "to"), ("to", "from")):
+        word = roles_asked.get(one)
+        if word and word == roles_earlier.get(other) and roles_asked.get(other) != word:
+            return Conflict(Guard.WORD_ORDER, f"{one} {word}", f"{other} {word}")
     shared = set(asked.words) & set(earlier.words)
     if len(shared) < 2:
         return None
     order_asked = [word for word in dict.fromkeys(asked.words) if word in shared]
     order_earlier = [word for word in dict.fromkeys(earlier.words) if word in shared]
     covers = 4 * len(shared) >= 3 * max(len(set(asked.words)), len(set(earlier.words)))
+    if covers and order_asked == order_earlier and asked.done_by != earlier.done_by:
+        one, other = asked.done_by, earlier.done_by
+        if "by" not in roles_earlier if one else "by" not in roles_asked:
+            return Conflict(Guard.WORD_ORDER, f"by {one}", f"by {other}")
     if covers and order_asked != order_earlier and not _is_turned(order_asked, order_earlier):
         return Conflict(Guard.WORD_ORDER, " ".join(order_asked), " ".join(order_earlier))
     return None
@@ -230,7 +202,7 @@ def word_order_conflict(asked: Question, earlier: Question) -> Conflict | None:
 
 def _is_turned(one: list[str], other: list[str]) -> bool:
     """Return whether two clauses changed places: "if A, B" and "B, if A" ask the same."""
-    if len(one) < 4 or set(one) != set(other):
+    if len(one) < 3 or set(one) != set(other):
         return False
     start = other.index(one[0])
     return other[start:] + other[:start] == one
@@ -251,7 +223,7 @@ GUARDS = (
 
 def first_conflict(asked: Question, earlier: Question) -> Conflict | None:
     """Return the first guard's objection to answering ``asked`` with ``earlier``'s result."""
-    if asked.normal == earlier.normal:
+    if asked.text.strip() == earlier.text.strip():
         return None
     for guard in GUARDS:
         conflict = guard(asked, earlier)

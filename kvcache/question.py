@@ -7,12 +7,19 @@ here are the ones that embeddings blur: negation, quantities, names, dates, orde
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import re
 import unicodedata
 from fractions import Fraction
-from typing import Any
+
+from stoker.kvcache.amounts import (
+    DATE_TOKEN,
+    MONTHS,
+    ORDINAL_TOKEN,
+    ORDINALS,
+    spelled_plainly,
+    unit_of,
+)
 
 
 def _set_of(words: str) -> frozenset[str]:
@@ -22,8 +29,20 @@ def _set_of(words: str) -> frozenset[str]:
 NEGATIONS = _set_of(
     "not no never none nobody nothing neither nor without cannot cant dont doesnt didnt wont "
     "isnt arent wasnt werent havent hasnt hadnt shouldnt wouldnt couldnt aint unable except "
-    "nicht kein keine keinen keiner nie ohne ne pas jamais sans sin nunca senza non nao "
-    "não nunca jamás"
+    "nicht nichts kein keine keinen keiner keinem nie niemals ohne ne pas jamais sans aucun aucune "
+    "rien sin nunca jamás ningún ninguna nada tampoco senza non nessun nessuno mai niente nao não "
+    "sem nem nenhum nenhuma niet geen zonder nooit inte ikke ej utan uden uten aldrig aldri nie "
+    "bez nigdy nu fără nem nincs ei ilman değil yok không chưa tidak bukan tanpa jangan не нет "
+    "нельзя ни без никогда δεν δε μην όχι χωρίς لا ليس لم لن غير بدون دون לא אין בלי ללא "
+    "नहीं मत बिना 不 没 沒 無 无 勿 ない ません なし なく 안 못 않는 없이 없는 ไม่"
+)
+# What holds for some and not for the rest: as telling as a negation where only one says it.
+_RESTRICTIONS = _set_of(
+    "only solely exclusively merely unless besides instead hardly barely scarcely rarely seldom"
+)
+# Deeds that are denied: "fails to load", "lack of sleep".
+_DENIED_DEEDS = _set_of(
+    "fail fails failed failing refuse refuses refused refusing lack lacks lacking absence unwilling"
 )
 # Words that carry no topic. Kept small: a word missing here only makes a guard stricter.
 STOPWORDS = _set_of(
@@ -48,65 +67,42 @@ _SCRIPTS = (
     ("CYRILLIC", "cyrillic"), ("ARABIC", "arabic"), ("HEBREW", "hebrew"), ("GREEK", "greek"),
     ("DEVANAGARI", "devanagari"), ("THAI", "thai"),
 )  # fmt: skip
-_NUMBER_WORDS = {
-    "zero": 0, "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7,
-    "eight": 8, "nine": 9, "ten": 10, "eleven": 11, "twelve": 12, "fifteen": 15, "twenty": 20,
-    "thirty": 30, "forty": 40, "fifty": 50, "hundred": 100, "thousand": 1000, "million": 10**6,
-    "dozen": 12, "half": Fraction(1, 2), "twice": 2, "once": 1, "double": 2, "triple": 3,
-}  # fmt: skip
-# "A new one", "at once": amounts only before a unit.
-_NUMBER_PRONOUNS = _set_of("one once half double")
 # "first" and its like are orders, not amounts: kept apart so that "the 2nd" is not "2".
 ORDINAL = "ordinal"
-_ORDINALS = {"first": 1, "second": 2, "third": 3, "fourth": 4, "fifth": 5, "last": -1}
-# What pint would read as something else (kb: kilobarn), and what it does not know (money).
-_UNITS_OURS: dict[str, tuple[str, Fraction]] = {
-    "%": ("percent", Fraction(1)), "percent": ("percent", Fraction(1)),
-    "$": ("usd", Fraction(1)), "usd": ("usd", Fraction(1)), "dollar": ("usd", Fraction(1)),
-    "dollars": ("usd", Fraction(1)), "bucks": ("usd", Fraction(1)),
-    "€": ("eur", Fraction(1)), "eur": ("eur", Fraction(1)), "euro": ("eur", Fraction(1)),
-    "euros": ("eur", Fraction(1)), "£": ("gbp", Fraction(1)), "gbp": ("gbp", Fraction(1)),
-    "pound": ("gbp", Fraction(1)), "pounds": ("gbp", Fraction(1)),
-    "b": ("byte", Fraction(1)), "byte": ("byte", Fraction(1)), "bytes": ("byte", Fraction(1)),
-    "kb": ("byte", Fraction(10**3)), "mb": ("byte", Fraction(10**6)),
-    "gb": ("byte", Fraction(10**9)), "tb": ("byte", Fraction(10**12)),
-    "kib": ("byte", Fraction(2**10)), "mib": ("byte", Fraction(2**20)),
-    "gib": ("byte", Fraction(2**30)), "tib": ("byte", Fraction(2**40)),
-    "k": ("", Fraction(1000)), "bit": ("bit", Fraction(1)), "bits": ("bit", Fraction(1)),
-}  # fmt: skip
-# Words after a number that pint takes for units ("5 in each", "2 a day") but rarely are.
-_UNITS_NEVER = _set_of(
-    "a an are as at in is it to of on or and the do be by per me my us we u t h i if for so "
-    "days_ago nor no not than then times time"
-)
-_MONTH_NAMES = (
-    "jan january", "feb february", "mar march", "apr april", "may", "jun june", "jul july",
-    "aug august", "sep sept september", "oct october", "nov november", "dec december",
-)  # fmt: skip
-_MONTHS = {
-    name: number for number, names in enumerate(_MONTH_NAMES, start=1) for name in names.split()
-}
 _WEEKDAYS = _set_of("monday tuesday wednesday thursday friday saturday sunday")
 _RELATIVE_DAYS = _set_of(
     "today yesterday tomorrow tonight weekend weekday weekly daily monthly yearly annually "
     "quarterly hourly"
 )
+# A letter's marks belong to its word: Indic vowels, Thai tones, Arabic points.
+_LETTER = r"[\w\u0300-\u036f\u064b-\u065f\u0900-\u0dff\u0e31-\u0e4e]"
 _TOKEN = re.compile(
     r"https?://\S+|[\w.+-]+@[\w-]+(?:\.[\w-]+)+"  # addresses
+    r"|\d{1,2}(?::\d{2})?\s?(?:[aApP]\.[mM]\.|[aApP][mM]\b)|\d{1,2}:\d{2}(?![\d:])"  # times
     r"|\d{1,4}[-/.]\d{1,2}[-/.]\d{2,4}(?!\d)"  # dates
     r"|v?\d+(?:\.\d+){2,}\w*|v\d+(?:\.\d+)*\w*"  # versions
-    r"|[$€£]?\d[\d,]*(?:\.\d+)?(?:%|[a-zA-Zµ°]+\b)?"  # amounts, perhaps with a unit attached
+    r"|(?:(?<![^\s(])[-−])?[$€£¥₹]?\d(?:[\d,]*\d)?(?:\.\d+)?(?:%|[a-zA-Zµ°]+\b)?"  # amounts, a unit
     r"|--?[a-zA-Z][\w-]*"  # flags
-    r"|[^\W\d_][\w]*(?:(?:[.:/\-+]+|::|->)[\w]+)*(?:\(\)|\+\+|#)?(?:['’][^\W\d_]+)?"
-    r"|[$€£%]|\S",
+    r"|ません|ない|なし|なく|[\u3040-\u309f\u3400-\u9fff]|[\u30a0-\u30ff]+"  # no spaces there
+    rf"|[^\W\d_]{_LETTER}*(?:(?:[.:/\-+]+|::|->)[\w]+)*(?:\(\)|\+\+|#)?(?:['’][^\W\d_]+)?"
+    r"|[$€£%]|[<>!=]=|<>|\S",
 )
-_AMOUNT = re.compile(r"^([$€£]?)(\d[\d,]*(?:\.\d+)?)(%|[a-zA-Zµ°]*)$")
+_UNSPACED = re.compile(r"([\u3040-\u30ff\u3400-\u9fff]+)")
+_AMOUNT = re.compile(r"^([-−]?)([$€£¥₹]?)(\d[\d,]*(?:\.\d+)?)(%|[a-zA-Zµ°]*)$")
 _DATE = re.compile(r"^\d{1,4}[-/.]\d{1,2}[-/.]\d{2,4}$")
 _VERSION = re.compile(r"^v\d+(?:\.\d+)*\w*$|^v?\d+(?:\.\d+){2,}\w*$", re.IGNORECASE)
+_DECADE = re.compile(r"^\d{3}0s$")
 _IDENTIFIER = re.compile(
     r"[_@#]|::|->|\(\)$|\+\+$|[a-z][A-Z]|[A-Za-z]\d|\d[A-Za-z]|[A-Za-z][./][A-Za-z]|^--?[a-zA-Z]"
+    r"|[A-Za-z]-\d"
 )
+_ABBREVIATED = re.compile(r"^(?:[A-Za-z]\.)+[A-Za-z]\b")
+# Letters that stand for themselves ("vitamin c", "plan b"); the others are words somewhere.
+_LETTERS_ALONE = frozenset("bcfghjklpqvx")
+COMPARISONS = frozenset(("<", ">", "=", "≤", "≥", "≠", "<=", ">=", "==", "!=", "<>"))
+_OPERATORS = COMPARISONS | frozenset("+-*/^~±×÷")
 _SPACE = re.compile(r"\s+")
+_BEING = _set_of("is are was were be been being get got gets")
 _ASKING = _set_of("what which who whom whose when where why how")
 _ROLE_WORDS = _set_of("from to into onto than before after by over under between via")
 
@@ -125,9 +121,11 @@ class Question:
         negations: Count of negations, with the content word that each one governs.
         amounts: (value in base unit, unit), sorted.
         dates: Dates, months, weekdays, relative days, sorted.
-        versions: Version numbers, sorted.
+        versions: Version numbers, sorted; decimals without a unit, too: 3.1 is not 3.10.
         names: Names and identifiers, casefolded.
+        symbols: Operators and pictures ("<", "+", a smile), in order.
         roles: Preposition -> content word that follows it: who to whom, from where to where.
+        done_by: Who did it, where a passive says so ("was killed by Booth"); empty elsewhere.
         asks: The first question word ("how", "when"); empty where there is none.
         language: Guessed language or script; empty when the text is too short to say.
     """
@@ -143,7 +141,9 @@ class Question:
     dates: tuple[str, ...]
     versions: tuple[str, ...]
     names: frozenset[str]
+    symbols: tuple[str, ...]
     roles: tuple[tuple[str, str], ...]
+    done_by: str
     asks: str
     language: str
 
@@ -170,60 +170,6 @@ def stem_of(word: str) -> str:
     return word
 
 
-_UNITS_KNOWN: dict[str, tuple[str, Fraction, Fraction]] = {}
-_UNITS_KNOWN_MAX = 2048
-
-
-@functools.cache
-def _registry() -> Any:
-    import pint  # 0.2 s to load: only once a question holds a unit that we do not list
-
-    return pint.UnitRegistry(cache_folder=None)
-
-
-def unit_of(word: str) -> tuple[str, Fraction, Fraction] | None:
-    """Return (base unit, factor, offset) of a unit word, or None where it is none.
-
-    Money, bytes and percent are ours; the rest is what ``pint`` knows ("km", "minutes", "°C").
-    """
-    lowered = word.casefold()
-    if lowered in _UNITS_OURS:
-        name, factor = _UNITS_OURS[lowered]
-        return name, factor, Fraction(0)
-    # Letters only: pint would evaluate anything else as an expression.
-    if lowered in _UNITS_NEVER or not word.strip("°").isalpha() or len(word) > 24:
-        return None
-    if (len(lowered) > 1 and lowered in STOPWORDS) or lowered in _MONTHS:
-        return None
-    # Only words that are units are remembered: they are no secret of whoever used them.
-    known = _UNITS_KNOWN.get(word)
-    if known is None:
-        known = _ask_pint(word)
-        if known is not None and len(_UNITS_KNOWN) < _UNITS_KNOWN_MAX:
-            _UNITS_KNOWN[word] = known
-    return known
-
-
-def _ask_pint(word: str) -> tuple[str, Fraction, Fraction] | None:
-    import pint
-
-    registry = _registry()
-    # The plural is pint's business; a capital is not ours to keep where lower case is a unit too.
-    for spelling in dict.fromkeys((word, word.casefold())):
-        try:
-            unit = registry.parse_units(spelling)
-            zero = registry.Quantity(0.0, unit).to_base_units()
-            one = registry.Quantity(1.0, unit).to_base_units()
-        except (pint.PintError, AttributeError, ValueError, TypeError, ArithmeticError):
-            continue
-        if unit.dimensionless:
-            return None
-        offset = Fraction(zero.magnitude).limit_denominator(10**6)
-        factor = Fraction(one.magnitude - zero.magnitude).limit_denominator(10**12)
-        return str(one.units), factor, offset
-    return None
-
-
 def _script_of(text: str) -> str:
     for character in text:
         if character.isalpha() and ord(character) > 0x2FF:
@@ -246,8 +192,14 @@ def _language_of(text: str, lowered: list[str]) -> str:
     return best if counts[best] >= others + 2 else ""
 
 
-def _amount_of(sign: str, digits: str, unit_word: str) -> tuple[Fraction, str] | None:
-    value = Fraction(digits.replace(",", ""))
+def _is_unit(word: str) -> bool:
+    return (len(word) == 1 or word.casefold() not in STOPWORDS) and unit_of(word) is not None
+
+
+def _amount_of(
+    sign: str, digits: str, unit_word: str, *, minus: bool
+) -> tuple[Fraction, str] | None:
+    value = Fraction(digits.replace(",", "")) * (-1 if minus else 1)
     word = sign or unit_word
     if not word:
         return value, ""
@@ -277,13 +229,32 @@ def _is_idiom(low: str, *, before: str, after: str) -> bool:
 
 
 def _is_name(token: str, *, starts_sentence: bool, all_capitals: bool) -> bool:
-    if _IDENTIFIER.search(token):
+    if _IDENTIFIER.search(token) or token in _LETTERS_ALONE:
         return True
     if all_capitals:
         return False  # someone shouts: capitals say nothing
     if len(token) > 1 and token.isupper() and token.isalpha():
         return True
-    return token[:1].isupper() and not starts_sentence and len(token) > 1
+    return token[:1].isupper() and not starts_sentence
+
+
+def _name_of(token: str, low: str) -> str:
+    """Return a name as it is compared: a short flag keeps its case, "U.S." has no points."""
+    if len(token) == 2 and token[0] == "-":
+        return token
+    return low.replace(".", "") if _ABBREVIATED.match(token) else low.removesuffix("'s")
+
+
+def _done_by(lowered: list[str], roles: dict[str, str]) -> str:
+    """Return whom a passive names: a form of "to be", a participle, "by"."""
+    if "by" not in roles:
+        return ""
+    place = lowered.index("by")
+    deed = lowered[place - 1] if place else ""
+    told = deed.endswith(
+        ("ed", "en", "wn", "ght", "ade", "uilt", "ent", "ung", "ound", "eft", "id")
+    )
+    return roles["by"] if told and _BEING & set(lowered[max(0, place - 5) : place]) else ""
 
 
 def read_question(text: str) -> Question:
@@ -299,7 +270,9 @@ def read_question(text: str) -> Question:
         Its facts; a text without words has an empty ``normal``.
     """
     plain = unicodedata.normalize("NFKC", text).replace("’", "'").strip()
-    tokens = _TOKEN.findall(plain)
+    if not plain.isascii():
+        plain = _UNSPACED.sub(r" \1 ", plain)
+    tokens = spelled_plainly(_TOKEN.findall(plain))
     lowered = [token.casefold() for token in tokens]
     letters = [character for character in plain if character.isalpha()]
     all_capitals = len(letters) > 3 and all(character.isupper() for character in letters)
@@ -311,16 +284,21 @@ def read_question(text: str) -> Question:
     dates: list[str] = []
     versions: list[str] = []
     names: set[str] = set()
+    symbols: list[str] = []
+    units_at: set[int] = set()
     roles: list[tuple[str, str]] = []
     role_open: str | None = None
     starts_sentence = True
-    skip_next = False
     for position, (token, low) in enumerate(zip(tokens, lowered, strict=True)):
-        if skip_next:
-            skip_next = False
+        if position in units_at:
             continue
         if not any(character.isalnum() for character in token) and token not in "$€£%":
             starts_sentence = starts_sentence or token in ".?!:"
+            # Between two things: a sign at the end is punctuation.
+            if position + 1 == len(tokens) and token in _OPERATORS:
+                continue
+            if token in _OPERATORS or unicodedata.category(token[0]) in ("Sm", "So"):
+                symbols.append(token)
             continue
         following = tokens[position + 1] if position + 1 < len(tokens) else ""
         content = ""
@@ -328,54 +306,60 @@ def read_question(text: str) -> Question:
         if _DATE.match(token):
             dates.append(_date_of(token))
             content = dates[-1]
+        elif DATE_TOKEN.match(token) or _DECADE.match(token):
+            dates.append(token)
+            content = token
         elif _VERSION.match(token):
             versions.append(low.removeprefix("v"))
             content = versions[-1]
-        elif (match := _AMOUNT.match(token)) or (
-            low in _NUMBER_WORDS and (low not in _NUMBER_PRONOUNS or unit_of(following))
-        ):
-            if match:
-                sign, digits, attached = match.groups()
-            else:
-                sign, digits, attached = "", str(_NUMBER_WORDS[low]), ""
-            if digits == "1/2":
-                amount: tuple[Fraction, str] | None = (Fraction(1, 2), "")
-            elif not sign and not attached and following.isalpha() and unit_of(following):
-                amount = _amount_of("", digits, following)
-                skip_next = True
+        elif ordinal := ORDINAL_TOKEN.match(low):
+            amounts.append((Fraction(ordinal[1]), ORDINAL))
+            content = low
+        elif match := _AMOUNT.match(token):
+            minus, sign, digits, attached = match.groups()
+            if not sign and not attached and following.isalpha() and _is_unit(following):
+                attached = following
+                units_at.add(position + 1)
             elif not sign and not attached and following in ("%", "$", "€", "£"):
-                amount = _amount_of(following, digits, "")
-                skip_next = True
-            else:
-                amount = _amount_of(sign, digits, attached)
-            if amount is None:  # "3rd", "2x", "10am": an identifier in its own right
-                names.add(low)
+                sign = following
+                units_at.add(position + 1)
+            if "." in digits and not sign and not attached:  # 3.1 is not 3.10
+                versions.append(minus + digits)
+                content = versions[-1]
+            elif (amount := _amount_of(sign, digits, attached, minus=bool(minus))) is None:
+                names.add(low)  # "2x": an identifier in its own right
                 content = low
             else:
                 amounts.append(amount)
                 content = _shown(amount)
-        elif bare in NEGATIONS or (bare.endswith("nt") and "'" in low):
-            normal.append("not")
+        elif low in ORDINALS:
+            amounts.append((Fraction(ORDINALS[low]), ORDINAL))
+            content = f"{ORDINALS[low]}th"
+        elif bare in NEGATIONS or bare in _RESTRICTIONS or (bare.endswith("nt") and "'" in low) or (
+            bare in _DENIED_DEEDS and following.casefold() in ("to", "of")
+        ):  # fmt: skip
+            denied = bare not in _RESTRICTIONS and bare not in _DENIED_DEEDS
+            normal.append("not" if denied else low)
             before = lowered[position - 1] if position else ""
-            if not _is_idiom(low, before=before, after=following.casefold()):
+            asks_either = before == following.casefold() and len(before) == 1  # "能不能": can one
+            if not asks_either and not _is_idiom(low, before=before, after=following.casefold()):
                 negations.append(len(words))
             starts_sentence = False
             continue
-        elif low in _ORDINALS:
-            amounts.append((Fraction(_ORDINALS[low]), ORDINAL))
-            content = low
-        elif low in _WEEKDAYS or low in _RELATIVE_DAYS or (low in _MONTHS and low != "may"):
-            dates.append(f"m{_MONTHS[low]}" if low in _MONTHS else low)
-            content = low
-        elif token == "May" and not starts_sentence and not all_capitals:
-            dates.append("m5")
+        elif low in _RELATIVE_DAYS or low.removesuffix("s") in _WEEKDAYS:
+            content = low.removesuffix("s") if low.endswith("days") else low
+            dates.append(content)
+        elif (low in MONTHS and low != "may") or (
+            token == "May" and not starts_sentence and not all_capitals
+        ):
+            dates.append(f"m{MONTHS[low]}")
             content = low
         if not content:
             content = low
             if low.partition("'")[0] not in STOPWORDS and _is_name(
                 token, starts_sentence=starts_sentence, all_capitals=all_capitals
             ):
-                names.add(low.removesuffix("'s"))
+                names.add(_name_of(token, low))
         normal.append(content)
         starts_sentence = False
         if low in _ROLE_WORDS:
@@ -388,7 +372,11 @@ def read_question(text: str) -> Question:
                 roles.append((role_open, word))
                 role_open = None
     joined = _SPACE.sub(" ", " ".join(normal))
-    word_set = frozenset(lowered) | frozenset(words)
+    said = {low for place, low in enumerate(lowered) if place not in units_at}
+    for low in [low for low in said if "-" in low]:
+        said.update(low.split("-"))
+        said.add(low.replace("-", ""))
+    word_set = frozenset(said) | frozenset(words) | frozenset(names)
     governed = tuple(words[index] if index < len(words) else "" for index in negations)
     return Question(
         text=text,
@@ -402,7 +390,9 @@ def read_question(text: str) -> Question:
         dates=tuple(sorted(dates)),
         versions=tuple(sorted(versions)),
         names=frozenset(names),
+        symbols=tuple(symbols),
         roles=tuple(roles),
+        done_by=_done_by(lowered, dict(roles)),
         asks=next((word for word in lowered if word in _ASKING), ""),
         language=_language_of(plain, lowered),
     )

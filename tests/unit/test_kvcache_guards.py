@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from stoker.kvcache.amounts import unit_of
 from stoker.kvcache.guards import Guard, first_conflict
-from stoker.kvcache.question import fingerprint_of, read_question, unit_of
+from stoker.kvcache.question import fingerprint_of, read_question
 
 CONFLICTS = [
     ("How do I delete a topic?", "How do I not delete a topic?", Guard.NEGATION),

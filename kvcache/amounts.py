@@ -1,0 +1,317 @@
+"""Amounts, ordinals, dates and times, however they are written: "two dozen", "5th of May", "5 pm".
+
+`spelled_plainly` rewrites the tokens of a text so that one thing has one spelling; `unit_of` says
+what a unit word is in base units.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+
+def _words(text: str) -> list[str]:
+    return text.split()
+
+
+_UNITS_OURS: dict[str, tuple[str, Fraction]] = {
+    name: (unit, Fraction(factor))
+    for unit, factor, names in (
+        ("percent", 1, "% percent"),
+        ("usd", 1, "$ usd dollar dollars bucks"), ("eur", 1, "€ eur euro euros"),
+        ("gbp", 1, "£ gbp pound pounds quid"), ("jpy", 1, "¥ jpy yen"),
+        ("inr", 1, "₹ inr rupee rupees"),
+        ("cny", 1, "yuan rmb cny"), ("chf", 1, "chf franc francs"),
+        # What pint would read as something else (kb: kilobarn).
+        ("byte", 1, "b byte bytes"), ("byte", 10**3, "kb"), ("byte", 10**6, "mb"),
+        ("byte", 10**9, "gb"), ("byte", 10**12, "tb"), ("byte", 2**10, "kib"),
+        ("byte", 2**20, "mib"), ("byte", 2**30, "gib"), ("byte", 2**40, "tib"),
+        ("", 1000, "k"), ("bit", 1, "bit bits"),
+    )
+    for name in names.split()
+}  # fmt: skip
+# A capital tells these apart: a megabit from a megabyte, a degree from a farad.
+_UNITS_SPELLED = {
+    "Kb": ("bit", Fraction(10**3)), "Mb": ("bit", Fraction(10**6)), "Gb": ("bit", Fraction(10**9)),
+}  # fmt: skip
+_PINT_NAMES = {
+    "F": "degF", "C": "degC", "°F": "degF", "°C": "degC", "wk": "week", "wks": "week",
+    "mos": "month", "min": "minute", "sec": "second",
+}  # fmt: skip
+# Words after a number that pint takes for units ("5 in each", "2 a day") but rarely are.
+_UNITS_NEVER = frozenset(_words(
+    "a an are as at in is it to of on or and the do be by per me my us we u t h i if for so "
+    "days_ago nor no not than then times time st nd rd th am pm hi can may will has had did "
+    "all any our your his her its about some get got use help"
+))  # fmt: skip
+_MONTH_NAMES = (
+    "jan january", "feb february", "mar march", "apr april", "may", "jun june", "jul july",
+    "aug august", "sep sept september", "oct october", "nov november", "dec december",
+)  # fmt: skip
+MONTHS = {
+    name: number for number, names in enumerate(_MONTH_NAMES, start=1) for name in names.split()
+}
+_DAYS_SHORT = {
+    short: day
+    for day, shorts in (
+        ("monday", "mon"), ("tuesday", "tue tues"), ("wednesday", "wed weds"),
+        ("thursday", "thu thur thurs"), ("friday", "fri"), ("saturday", "sat"), ("sunday", "sun"),
+    )
+    for short in shorts.split()
+}  # fmt: skip
+_DAYS_PLAIN = frozenset(_words("tue tues thu thur thurs fri weds"))  # no English words
+_BELOW_TWENTY = _words(
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen "
+    "fifteen sixteen seventeen eighteen nineteen"
+)
+_TENS = _words("twenty thirty forty fifty sixty seventy eighty ninety")
+_SMALL = {word: number for number, word in enumerate(_BELOW_TWENTY)} | {
+    word: 10 * number for number, word in enumerate(_TENS, start=2)
+}
+_SCALES = {
+    "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12,
+    "lakh": 10**5, "crore": 10**7,
+}  # fmt: skip
+_MULTIPLES = {
+    "half": Fraction(1, 2), "once": Fraction(1), "twice": Fraction(2), "double": Fraction(2),
+    "triple": Fraction(3), "thrice": Fraction(3),
+}  # fmt: skip
+# "A new one", "at once": amounts only before a unit.
+_NUMBER_PRONOUNS = frozenset(("one", "once", "half", "double"))
+_ORDINAL_WORDS = _words(
+    "first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth"
+)
+ORDINALS = {word: number for number, word in enumerate(_ORDINAL_WORDS, start=1)} | {"last": -1}
+_ROMAN = {
+    numeral: str(number)
+    for number, numeral in enumerate(
+        _words("i ii iii iv v vi vii viii ix x xi xii xiii xiv xv xvi xvii xviii xix xx"), start=1
+    )
+}
+_ROMAN_WORDS = frozenset(("i", "v", "x", "vi", "xi", "xv", "xx"))  # words or names, too
+_FRACTION = frozenset(("1/2", "1/3", "2/3", "1/4", "3/4", "1/5", "1/8"))
+_DIGITS = re.compile(r"^\d[\d,]*(?:\.\d+)?$")
+_DAY = re.compile(r"^(\d{1,2})(?:st|nd|rd|th)?$", re.IGNORECASE)
+_ORDINAL = re.compile(r"^(\d+)(?:st|nd|rd|th)$", re.IGNORECASE)
+_MILLIONS = re.compile(r"^([-−]?[$€£¥₹]?\d[\d,]*(?:\.\d+)?)(M|bn|mn)$")
+_TIME = re.compile(r"^(\d{1,2})(?::(\d{2}))?\s?(?:([ap])\.?m\.?)?$", re.IGNORECASE)
+# What a word of letters alone must be for any of it to be rewritten.
+_REWRITTEN = frozenset((
+    *MONTHS, *_DAYS_SHORT, *_SMALL, *_SCALES, *_MULTIPLES, *_ROMAN, "hundred", "per", "pct",
+))  # fmt: skip
+ORDINAL_TOKEN = re.compile(r"^(-?\d+)th$")
+DATE_TOKEN = re.compile(r"^(?:m\d\d?-\d\d?|\d\d?:\d\d)$")
+
+_UNITS_KNOWN: dict[str, tuple[str, Fraction, Fraction]] = {}
+_UNITS_KNOWN_MAX = 2048
+
+
+@functools.cache
+def _registry() -> Any:
+    import pint  # 0.2 s to load: only once a question holds a unit that we do not list
+
+    return pint.UnitRegistry(cache_folder=None)
+
+
+def unit_of(word: str) -> tuple[str, Fraction, Fraction] | None:
+    """Return (base unit, factor, offset) of a unit word, or None where it is none.
+
+    Money, bytes and percent are ours; the rest is what ``pint`` knows ("km", "minutes", "°C").
+    """
+    lowered = word.casefold()
+    ours = _UNITS_SPELLED.get(word) or _UNITS_OURS.get(lowered)
+    if ours is not None:
+        return ours[0], ours[1], Fraction(0)
+    # Letters only: pint would evaluate anything else as an expression.
+    if lowered in _UNITS_NEVER or not word.strip("°").isalpha() or len(word) > 24:
+        return None
+    if lowered in MONTHS:
+        return None
+    # Only words that are units are remembered: they are no secret of whoever used them.
+    known = _UNITS_KNOWN.get(word)
+    if known is None:
+        known = _ask_pint(word)
+        if known is not None and len(_UNITS_KNOWN) < _UNITS_KNOWN_MAX:
+            _UNITS_KNOWN[word] = known
+    return known
+
+
+def _ask_pint(word: str) -> tuple[str, Fraction, Fraction] | None:
+    import pint
+
+    registry = _registry()
+    # The plural is pint's business; a capital is not ours to keep where lower case is a unit too.
+    named = _PINT_NAMES.get(word) or _PINT_NAMES.get(word.casefold(), word)
+    for spelling in dict.fromkeys((named, word.casefold())):
+        try:
+            unit = registry.parse_units(spelling)
+            zero = registry.Quantity(0.0, unit).to_base_units()
+            one = registry.Quantity(1.0, unit).to_base_units()
+        except (pint.PintError, AttributeError, ValueError, TypeError, ArithmeticError):
+            continue
+        if unit.dimensionless:
+            return None
+        offset = Fraction(zero.magnitude).limit_denominator(10**6)
+        factor = Fraction(one.magnitude - zero.magnitude).limit_denominator(10**12)
+        return str(one.units), factor, offset
+    return None
+
+
+def spelled_plainly(tokens: Sequence[str]) -> list[str]:
+    """Rewrite tokens so that numbers, ordinals, dates and times have one spelling each.
+
+    "twenty-five" is "25", "3M" and "3 million" are "3000000", "2nd" is "2th" as "second" is not
+    (it may be a unit), "5th of May 2024" is "2024-05-05", "May 5" is "m5-5", "5 pm" is "17:00",
+    "non-smoking" is "not smoking", "sugar-free" is "without sugar". Others stay as they are.
+    """
+    plain: list[str] = []
+    place = 0
+    while place < len(tokens):
+        if tokens[place].isalpha() and tokens[place].casefold() not in _REWRITTEN:
+            plain.append(tokens[place])
+            place += 1
+            continue
+        for read in (_day_at, _number_at, _other_at):
+            found = read(tokens, place)
+            if found is not None:
+                words, place = found
+                plain.extend(words)
+                break
+        else:
+            plain.append(tokens[place])
+            place += 1
+    return plain
+
+
+def _low(tokens: Sequence[str], place: int) -> str:
+    return tokens[place].casefold() if 0 <= place < len(tokens) else ""
+
+
+def _day_at(tokens: Sequence[str], place: int) -> tuple[list[str], int] | None:
+    """Read "May 5", "5th of May" and the like, with a year or without one."""
+    after = place
+    if _low(tokens, place) in MONTHS:
+        month, day = MONTHS[_low(tokens, place)], _DAY.match(_low(tokens, place + 1))
+        after = place + 2
+    else:
+        day = _DAY.match(tokens[place])
+        after = place + 1 + (_low(tokens, place + 1) == "of")
+        month = MONTHS.get(_low(tokens, after), 0)
+        after += 1
+    if day is None or not month or not 1 <= int(day[1]) <= 31:
+        return None
+    year = after + (_low(tokens, after) == ",")
+    if len(_low(tokens, year)) == 4 and tokens[year].isdecimal():
+        return [f"{int(tokens[year])}-{month:02}-{int(day[1]):02}"], year + 1
+    return [f"m{month}-{int(day[1])}"], after
+
+
+def _number_at(tokens: Sequence[str], place: int) -> tuple[list[str], int] | None:
+    """Read a run of number words, a number with a scale, or a fraction."""
+    low = _low(tokens, place)
+    if low.isdecimal() and "".join(tokens[place : place + 3]) in _FRACTION:
+        part = Fraction("".join(tokens[place : place + 3]))
+        return [_digits(part)], place + 3
+    millions = _MILLIONS.match(tokens[place])
+    if millions:
+        factor = 10**9 if millions[2] == "bn" else 10**6
+        sign = millions[1].rstrip("0123456789.,")
+        return [
+            sign + _digits(factor * Fraction(millions[1][len(sign) :].replace(",", "")))
+        ], place + 1
+    first, after = _value_at(tokens, place)
+    if first is None and _DIGITS.match(low) and _low(tokens, place + 1) == "and":
+        first, after = Fraction(low.replace(",", "")), place + 1
+        if [_low(tokens, after + step) for step in range(3)] != ["and", "a", "half"]:
+            return None
+    if first is None:
+        return None
+    if [_low(tokens, after + step) for step in range(3)] == ["and", "a", "half"]:
+        first, after = first + Fraction(1, 2), after + 3
+    alone = after == place + 1
+    if alone and low in _NUMBER_PRONOUNS:
+        unit = after + (low == "half" and _low(tokens, after) in ("a", "an"))
+        if not (_low(tokens, unit).isalpha() and unit_of(tokens[unit])):
+            return None
+        after = unit
+    if alone and low not in _SMALL and low not in _MULTIPLES and low not in _SCALES:
+        return None if "-" not in low else ([_digits(first)], after)
+    return [_digits(first)], after
+
+
+def _value_at(tokens: Sequence[str], place: int) -> tuple[Fraction | None, int]:
+    """Return the value of the number words from ``place`` on, and where they end."""
+    low = _low(tokens, place)
+    if low in _MULTIPLES:
+        return _MULTIPLES[low], place + 1
+    total, current = Fraction(0), None
+    seen = False
+    if _DIGITS.match(low) and _low(tokens, place + 1) in (*_SCALES, "hundred"):
+        current, seen, place = Fraction(low.replace(",", "")), True, place + 1
+    while place < len(tokens):
+        low = _low(tokens, place)
+        parts = low.split("-")
+        if low == "and" and seen and (current is None or current % 100 == 0):
+            if _low(tokens, place + 1).split("-")[0] not in _SMALL or current == 0:
+                break
+            place += 1
+            continue
+        if len(parts) == 2 and parts[0] in _TENS and parts[1] in _BELOW_TWENTY[1:10]:
+            value = Fraction(_SMALL[parts[0]] + _SMALL[parts[1]])
+        elif low in _SMALL:
+            value = Fraction(_SMALL[low])
+        elif low == "hundred":
+            current = (current or Fraction(1)) * 100
+            seen, place = True, place + 1
+            continue
+        elif low in _SCALES:
+            total += (current or Fraction(1)) * _SCALES[low]
+            current, seen, place = None, True, place + 1
+            continue
+        else:
+            break
+        if current is None or (current % 100 == 0 and current >= 100):
+            current = (current or Fraction(0)) + value
+        elif current % 100 >= 20 and current % 10 == 0 and 0 < value < 10:
+            current += value
+        else:
+            break
+        seen, place = True, place + 1
+    return (total + (current or Fraction(0)) if seen else None), place
+
+
+def _digits(value: Fraction) -> str:
+    if value.denominator == 1:
+        return str(value.numerator)
+    return f"{float(value):.6f}".rstrip("0")
+
+
+def _other_at(tokens: Sequence[str], place: int) -> tuple[list[str], int] | None:
+    """Read ordinals, times of day, short weekdays, roman numbers and denying compounds."""
+    token, low = tokens[place], _low(tokens, place)
+    if ordinal := _ORDINAL.match(token):
+        return [f"{int(ordinal[1])}th"], place + 1
+    clock = _TIME.match(token)
+    if clock and (clock[2] or clock[3]):
+        hour, minute = int(clock[1]), int(clock[2] or 0)
+        half = (clock[3] or "").casefold()
+        hour = hour % 12 + 12 * (half == "p") if half and hour <= 12 else hour
+        return [f"{hour}:{minute:02}"], place + 1
+    if low in ("per", "pct") and _low(tokens, place + (low == "per")) in ("cent", "pct"):
+        return ["percent"], place + 1 + (low == "per")
+    parts = low.split("-")
+    if all(part in _DAYS_SHORT for part in parts) and (
+        len(parts) > 1 or low in _DAYS_PLAIN or (place and token[:1].isupper())
+    ):
+        return [_DAYS_SHORT[part] for part in parts], place + 1
+    if low in _ROMAN and (low not in _ROMAN_WORDS or (len(low) > 1 and token.isupper())):
+        return [_ROMAN[low]], place + 1
+    if len(parts) == 2 and all(part.isalpha() for part in parts):
+        if parts[0] in ("non", "no", "not"):
+            return ["not", parts[1]], place + 1
+        if parts[1] == "free":
+            return ["without", parts[0]], place + 1
+    return None
