@@ -106,24 +106,27 @@ class HeatTables:
             self._counts.reserve(room)
             self._edges.reserve(room)
 
-    def tick(self, now_s: float) -> None:
+    def tick(self, now_s: float) -> bool:
         """Bring PageRank up to date with the edges. Changes nothing that `apply` keeps.
 
         Few keys are solved anew, by power iteration from the last result. Many are tracked: a
         tick pushes what has changed, walks a bounded number of edges, and the next goes on.
+
+        Returns:
+            Whether it is up to date, or else the next tick has something left to do.
         """
         del now_s  # edges decay in proportion, so PageRank does not depend on the hour
         count = len(self._keys)
         config = self.settings
         if count == 0:
-            return
+            return True
         if count > config.pagerank_exact_keys_max:
             if self._tracker is None:
                 self._tracker = RankTracker(self._edges, count, damping=config.pagerank_damping)
             self._tracker.grow(count)
-            self._tracker.push(edges_max=config.pagerank_tick_edges_max)
+            settled = self._tracker.push(edges_max=config.pagerank_tick_edges_max)
             self._rank = self._tracker.rank()
-            return
+            return settled
         self._tracker = None
         self._rank = pagerank(
             self._edges,
@@ -133,6 +136,7 @@ class HeatTables:
             tolerance=config.pagerank_tolerance,
             loose=self._loose_edges(),
         )
+        return True
 
     def related(
         self, now_s: float, *, minutes: float = 5.0, seeds_max: int = 64, limit: int = 100
@@ -160,7 +164,10 @@ class HeatTables:
 
     def _loose_edges(self) -> LooseEdges:
         tails, heads, times = self._loose
-        return LooseEdges(tails, heads, self._edges.weight_of(times, np.ones(len(times))))
+        real = tails != heads  # the table takes no loops either
+        times = times[real]
+        weights = self._edges.weight_of(times, np.ones(len(times)))
+        return LooseEdges(tails[real], heads[real], weights)
 
     def _padded_rank(self, count: int) -> Floats:
         rank = np.zeros(count)

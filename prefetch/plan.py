@@ -16,6 +16,7 @@ A plan over 500,000 units takes well under 100 ms: whole arrays, no loop over un
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -128,7 +129,8 @@ def byte_limit(
             raise InputError(f"{name} must be finite and >= 0, got {value}")
     in_time = None
     if bandwidth_bytes_s is not None and deadline_s is not None:
-        in_time = int(bandwidth_bytes_s * deadline_s)
+        product = float(bandwidth_bytes_s) * deadline_s
+        in_time = int(product) if math.isfinite(product) else None
     if in_time is not None and (budget_bytes is None or in_time < budget_bytes):
         return in_time, SKIP_TIME
     return budget_bytes, SKIP_BUDGET

@@ -110,7 +110,9 @@ class RankTracker:
                 return True
             room = (edges_max - walked) // degree
             if room <= 0:
-                return False
+                if walked:
+                    return False
+                room = 1  # whatever the bound: a push that does nothing would never settle
             if len(front) > room:
                 size = np.abs(self.residual[front])
                 front = front[np.argpartition(-size, room - 1)[:room]]

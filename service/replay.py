@@ -76,7 +76,7 @@ class VirtualClock:
 class TickingSink(Sink, Protocol):
     """A sink that also does periodic work, as the heat graph does."""
 
-    def tick(self, now_s: float) -> None:
+    def tick(self, now_s: float) -> object:
         """Do what is done every so often."""
         ...
 

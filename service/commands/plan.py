@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -57,8 +58,8 @@ def run(args: argparse.Namespace) -> int:
     from stoker.service.collection_index import CollectionIndex
 
     config = config_from_args(args).config
-    if args.budget_mib is not None and not args.budget_mib >= 0.0:
-        raise InputError(f"--budget-mib must be >= 0, got {args.budget_mib}")
+    if args.budget_mib is not None and not 0.0 <= args.budget_mib * _MIB < math.inf:
+        raise InputError(f"--budget-mib must be finite and >= 0, got {args.budget_mib}")
     path = Path(args.index)
     now_s = time.time()
     graph = _saved_heat(path, config)
@@ -85,6 +86,9 @@ def run(args: argparse.Namespace) -> int:
         facts = _facts(plan, batches, budget, total, len(demand), time.perf_counter() - started)
         if args.explain is not None:
             key = (args.tenant, args.explain)
+            # A server has no use for PageRank and keeps none: it is derived here.
+            while graph is not None and not graph.tick(now_s):
+                pass
             facts["explain"] = _explain(key, graph, now_s, config, source, plan)
     if args.json:
         print(json.dumps(facts, indent=2))

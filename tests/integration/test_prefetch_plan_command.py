@@ -61,8 +61,7 @@ def save_heat(index: Path) -> None:
             for i in range(40)
         ]
     )
-    graph.tick(now_s)
-    (index / "state").mkdir()
+    (index / "state").mkdir()  # as a server saves it: without PageRank
     write_snapshot(
         index / "state" / HEAT_NAME, {"time_s": now_s, "offsets": {}}, graph.to_snapshot()
     )
@@ -88,7 +87,9 @@ def test_plan_explains_a_chunk(index: Path, capsys: pytest.CaptureFixture[str]) 
     heat = told["explain"]["heat"]
     assert heat["score"] > 0.85
     assert heat["advice"] == "load now into the fastest tier"
-    assert heat["leads_to"]
+    assert heat["pagerank"] > 1 / 6  # d7 is in every search
+    assert {chunk for chunk, _ in heat["leads_to"]} <= {f"d{i}" for i in range(5)}
+    assert sum(share for _, share in heat["leads_to"]) == pytest.approx(1.0)
     assert any("is loaded in stage" in line for line in told["explain"]["pages"])
     assert main(["plan", str(index), "--explain", "d7"]) == 0
     assert "load now into the fastest tier" in capsys.readouterr().out
@@ -97,5 +98,7 @@ def test_plan_explains_a_chunk(index: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_bad_arguments_are_refused(index: Path, tmp_path: Path) -> None:
-    assert main(["plan", str(index), "--budget-mib", "-1"]) == 3
+    for budget in ("-1", "inf", "nan", "1e308"):
+        assert main(["plan", str(index), "--budget-mib", budget]) == 3
+    assert main(["plan", str(index), "--bandwidth-mib-s=1e300", "--deadline-s=1e300"]) == 0
     assert main(["plan", str(tmp_path / "missing")]) == 3

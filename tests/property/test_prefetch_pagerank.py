@@ -101,6 +101,18 @@ def test_new_keys_enter_with_their_restart_share() -> None:
     np.testing.assert_allclose(tracker.rank(), UNIFORM)
 
 
+def test_a_push_goes_on_whatever_its_bound() -> None:
+    graph = table([(0, 1), (1, 2), (2, 0), (3, 0)])
+    tracker = RankTracker(graph, COUNT)
+    pushes = 1
+    while not tracker.push(edges_max=1):  # less than a row
+        pushes += 1
+        assert pushes < 10_000
+    assert pushes > 1
+    rank = exact(matrix(graph), UNIFORM)
+    assert np.abs(tracker.rank() - rank).sum() <= 2 * tracker.error_bound + 1e-9
+
+
 @settings(deadline=None)
 @given(edges=edge_lists, seed=st.integers(0, COUNT - 1), other=st.integers(0, COUNT - 1))
 def test_push_near_seeds_is_within_its_stated_error(

@@ -212,6 +212,20 @@ def test_many_keys_are_tracked_exactly_enough_and_restored() -> None:
     assert all(0.0 <= score <= 1.0 for score in tracked.scores(T0 + 9000).values())
 
 
+def test_a_chunk_that_is_asked_for_again_and_again_leads_to_others_only() -> None:
+    """The table takes no loops, so those that wait for it count for nothing either."""
+    graph, without = HeatGraph(SMALL), HeatGraph(SMALL)
+    for i in range(40):
+        graph.apply([event(T0 + i, "a", session="s")])
+    for target in (graph, without):
+        target.apply([event(T0 + 50.0, "a", "b"), event(T0 + 51.0, "b", "c")])
+        target.tick(T0 + 60.0)
+    told = graph.explain(("t", "a"), T0 + 60.0)
+    assert told is not None
+    assert told["leads_to"] == [(("t", "b"), 1.0)]
+    np.testing.assert_allclose(graph._rank, without._rank, atol=1e-6)
+
+
 def test_related_follows_the_edges_from_what_was_just_asked() -> None:
     graph = HeatGraph(SMALL)
     turns = [("a", "b"), ("c", "d")]
