@@ -236,7 +236,7 @@ def stored_dead(folder: Path, generation: Generation, entry: SegmentEntry) -> Bi
         if len(dead) and dead.max() >= entry.count:
             raise CorruptError(f"{path}: names rows past {entry.count}")
         return dead
-    except (OSError, ValueError, CorruptError) as error:
+    except (OSError, ValueError, IndexError, CorruptError) as error:  # IndexError: an empty file
         log.warning("index.dead_rows_rebuilt", segment=entry.name, reason=str(error))
         return None
 

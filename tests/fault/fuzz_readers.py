@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 import shutil
 import sys
@@ -30,19 +31,25 @@ from stoker.errors import StokerError
 from stoker.index.documents import DocumentStore
 from stoker.index.filter_index import FilterIndex
 from stoker.index.filters import flatten, matches, parse_filter
-from stoker.index.generation import read_current
+from stoker.index.foreign import read_foreign
+from stoker.index.generation import Generation, SegmentEntry, dead_path, read_current
 from stoker.index.hnswlib_file import read_hnswlib
 from stoker.index.ids import IdLayout, IdTable
 from stoker.index.manifest import FILES, NAME, Manifest
 from stoker.index.paged_file import HEADER_BYTES, PagedFile, PagedFileInfo
 from stoker.index.segment import Segment
 from stoker.index.settings import IndexSettings
+from stoker.index.view import stored_dead
 from stoker.kernels import _core
+from stoker.prefetch.heat import HeatGraph
+from stoker.prefetch.settings import PrefetchSettings
+from stoker.prefetch.snapshot import DIGEST_BYTES, MAGIC
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "segment-v2"
+GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "segment-v3"
 SCRATCH = Path(
     tempfile.mkdtemp(prefix="stoker-fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
 )
+HEAT = PrefetchSettings(heat_keys_max=15, heat_tail_buckets=16, graph_edges_per_key_max=4)
 FILTERS = [
     parse_filter(expression)
     for expression in (
@@ -70,6 +77,37 @@ def fuzz_hnswlib(data: bytes) -> None:
         links = graph.level0[node, : graph.level0_counts[node]]
         assert (links < graph.count).all()
         float(graph.vectors[node].sum())
+
+
+def fuzz_npy(data: bytes) -> None:
+    vectors = read_foreign(put("vectors.npy", b"\x93NUMPY" + data), format="npy").vectors
+    float(np.asarray(vectors[:8], np.float64).sum())
+
+
+def fuzz_vecs(data: bytes) -> None:
+    for kind in ("fvecs", "bvecs"):
+        with contextlib.suppress(StokerError):
+            vectors = read_foreign(put(f"vectors.{kind}", data), format=kind).vectors
+            float(np.asarray(vectors[:8], np.float64).sum())
+
+
+def fuzz_dead(data: bytes) -> None:
+    """The checksum in CURRENT is that of ``data``."""
+    entry = SegmentEntry("s00000000", "plain", 300, 0, zlib.crc32(data))
+    generation = Generation(1, 0, 4, "l2", "int", "float32", 16, 200, (entry,))
+    path = dead_path(SCRATCH, 1, entry.name)
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(data)
+    dead = stored_dead(SCRATCH, generation, entry)
+    assert dead is None or not len(dead) or dead.max() < entry.count
+
+
+def fuzz_heat(data: bytes) -> None:
+    body = MAGIC + data
+    digest = hashlib.blake2b(body, digest_size=DIGEST_BYTES).digest()
+    graph = HeatGraph.from_snapshot(body + digest, HEAT)
+    graph.check()
+    graph.to_snapshot()
 
 
 def fuzz_current(data: bytes) -> None:
@@ -207,6 +245,10 @@ def fuzz_segment(data: bytes) -> None:
 
 READERS: dict[str, Callable[[bytes], None]] = {
     "hnswlib": fuzz_hnswlib,
+    "npy": fuzz_npy,
+    "vecs": fuzz_vecs,
+    "dead": fuzz_dead,
+    "heat": fuzz_heat,
     "current": fuzz_current,
     "filters": fuzz_filters,
     "expression": fuzz_expression,

@@ -1,7 +1,7 @@
 """Invented bytes for the reader of every file: the kept corpus always, a fuzzer as long as asked.
 
 ``STOKER_TEST_FUZZ_S`` gives each reader so many seconds of coverage-guided fuzzing (default: none,
-in CI seven: a minute in all). What it finds is kept in ``tests/golden/fuzz`` once it is mended.
+in CI five: a minute in all). What it finds is kept in ``tests/golden/fuzz`` once it is mended.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pytest
 HARNESS = Path(__file__).with_name("fuzz_readers.py")
 CORPUS = HARNESS.parents[1] / "golden" / "fuzz"
 READERS = sorted(path.name for path in CORPUS.iterdir())
-SECONDS = int(os.environ.get("STOKER_TEST_FUZZ_S", "7" if os.environ.get("CI") else "0"))
+SECONDS = int(os.environ.get("STOKER_TEST_FUZZ_S", "5" if os.environ.get("CI") else "0"))
 
 
 @pytest.mark.parametrize("reader", READERS)

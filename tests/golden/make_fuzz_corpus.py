@@ -18,12 +18,15 @@ GOLDEN = Path(__file__).resolve().parent
 
 def main() -> None:
     import hnswlib
+    from pyroaring import BitMap
 
     from stoker.index.document_values import Change
     from stoker.index.documents import DocumentStore
     from stoker.index.filter_index import FilterIndex
     from stoker.index.filters import flatten
+    from stoker.index.manifest import FILES
     from stoker.index.paged_file import PagedFile
+    from stoker.prefetch.snapshot import DIGEST_BYTES, MAGIC
 
     folder = Path(sys.argv[1])
     seeds: dict[str, list[bytes]] = {}
@@ -40,6 +43,13 @@ def main() -> None:
         store.write([Change(0, "a", i, i == 3, f"text {i}", {"n": i}, vector) for i in range(6)])
         store.close()
         seeds["documents"] = [path.read_bytes()]
+        np.save(f"{scratch}/vectors.npy", np.arange(12, dtype=np.float32).reshape(4, 3))
+        seeds["npy"] = [Path(f"{scratch}/vectors.npy").read_bytes()[6:]]
+    head = np.full((4, 1), 3, "<i4")
+    seeds["vecs"] = [np.hstack([head, np.ones((4, 3), "<f4").view("<i4")]).tobytes()]
+    seeds["dead"] = [BitMap([1, 5, 299]).serialize(), BitMap(range(300)).serialize()]
+    heat = (GOLDEN / "heat-v3.snapshot").read_bytes()
+    seeds["heat"] = [heat[len(MAGIC) : -DIGEST_BYTES]]
     rows = [{"lang": "en", "n": 1}, {"n": [2, 2**60], "tag": ["a", True]}, {"when": "2021-01-01"}]
     index_bytes = FilterIndex.build(
         ((i, flatten("a", row)) for i, row in enumerate(rows)), len(rows)
@@ -54,13 +64,13 @@ def main() -> None:
             {"n": {"ne": 1}, "lang": {"exists": False}},
         )
     ]
-    seeds["manifest"] = [(GOLDEN / "segment-v2" / "manifest.json").read_bytes()]
-    ids_path = GOLDEN / "segment-v2" / "ids.stk"
+    seeds["manifest"] = [(GOLDEN / "segment-v3" / "manifest.json").read_bytes()]
+    ids_path = GOLDEN / "segment-v3" / "ids.stk"
     seeds["paged"] = [ids_path.read_bytes()[:64] + bytes(128)]
     ids = PagedFile(ids_path, kind="ids").read_bytes().tobytes()
     seeds["ids"] = [bytes([1, 12, 40, 0]) + ids[:400], bytes([2, 12, 0, 0]) + bytes(240)]
-    seeds["segment"] = [bytes([part, 0, 0, 0]) + b"\xff" * 64 for part in range(7)]
-    seeds["segment"] += [bytes([0x80 | part, 0, 0, 0]) + b"\xff" * 64 for part in range(7)]
+    seeds["segment"] = [bytes([part, 0, 0, 0]) + b"\xff" * 64 for part in range(len(FILES))]
+    seeds["segment"] += [bytes([0x80 | part, 0, 0, 0]) + b"\xff" * 64 for part in range(len(FILES))]
     seeds["segment"] += [bytes([0, page, 0, 0]) + bytes(range(256)) for page in range(3)]
     for name, inputs in seeds.items():
         (folder / name).mkdir(parents=True, exist_ok=True)
