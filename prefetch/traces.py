@@ -10,6 +10,7 @@ import contextlib
 import gzip
 import lzma
 import math
+import re
 import zlib
 from array import array
 from collections.abc import Callable, Iterator
@@ -36,6 +37,12 @@ class Lines(Protocol):
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _XZ_MAGIC = b"\xfd7zXZ\x00"
+# Taken for integers or lines, they would give figures of nothing.
+_NOT_READ = {
+    "zstd": re.compile(rb"\x28\xb5\x2f\xfd.*", re.DOTALL),
+    "bzip2": re.compile(rb"BZh[1-9]1AY&SY"),
+    "zip": re.compile(rb"PK\x03\x04.*", re.DOTALL),
+}
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -69,20 +76,34 @@ class _Request:
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[Lines]:
+def opened(path: Path) -> Iterator[Lines]:
+    """Open a recording, packed or not: its first bytes tell, and not its name.
+
+    Raises:
+        InputError: it cannot be read, is damaged, or is packed in a way that is not read; also
+            from within the block.
+    """
     with contextlib.ExitStack() as stack:
         try:
             file = stack.enter_context(path.open("rb"))
-            magic = file.read(6)
+            magic = file.read(10)
             file.seek(0)
         except OSError as error:
-            raise InputError(f"cannot read trace {path}: {error.strerror}") from error
-        if magic.startswith(_GZIP_MAGIC):
-            yield stack.enter_context(gzip.open(file))
-        elif magic == _XZ_MAGIC:
-            yield stack.enter_context(lzma.open(file))
-        else:
-            yield file
+            raise InputError(f"cannot read {path}: {error.strerror}") from error
+        for name, first in _NOT_READ.items():
+            if first.fullmatch(magic):
+                raise InputError(
+                    f"{path} is packed with {name}, which is not read: unpack it first"
+                )
+        try:
+            if magic.startswith(_GZIP_MAGIC):
+                yield stack.enter_context(gzip.open(file))
+            elif magic.startswith(_XZ_MAGIC):
+                yield stack.enter_context(lzma.open(file))
+            else:
+                yield file
+        except (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error) as error:
+            raise InputError(f"{path}: damaged compressed data: {error}") from error
 
 
 def _lines(file: Lines) -> Iterator[tuple[int, bytes]]:
@@ -99,7 +120,10 @@ def _json_requests(
 ) -> Iterator[_Request]:
     for number, line in _lines(file):
         try:
-            request = request_of(orjson.loads(line))
+            row = orjson.loads(line)
+            if not isinstance(row, dict):
+                raise TypeError(f"expected an object, found {type(row).__name__}")
+            request = request_of(row)
         except orjson.JSONDecodeError as error:
             raise InputError(f"{path}, line {number}: not JSON: {error}") from error
         except KeyError as error:
@@ -247,11 +271,8 @@ def read_trace(path: Path, trace_format: str) -> Trace:
     reader = _READERS.get(trace_format)
     if reader is None:
         raise InputError(f"trace format {trace_format!r}, expected one of {', '.join(FORMATS)}")
-    try:
-        with _opened(path) as file:
-            trace = reader(file, path)
-    except (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error) as error:
-        raise InputError(f"{path}: damaged compressed data: {error}") from error
+    with opened(path) as file:
+        trace = reader(file, path)
     if not len(trace):
         raise InputError(f"{path}: no accesses found in format {trace_format!r}")
     return trace

@@ -6,22 +6,21 @@ Each source yields what happened in the order in which it was recorded, as paylo
 from __future__ import annotations
 
 import collections
-import gzip
 import hashlib
 import heapq
 import itertools
-import lzma
 import math
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Literal, NamedTuple, cast
+from typing import Any, Final, Literal, NamedTuple
 
 import orjson
 
 from stoker.errors import InputError
 from stoker.prefetch.events import SEARCH_PERFORMED, Event, EventError, decode, encode, new_event
 from stoker.prefetch.settings import PrefetchSettings
+from stoker.prefetch.traces import opened
 from stoker.service.embedded_log import EmbeddedLog
 
 Format = Literal["events", "ragpulse"]
@@ -58,7 +57,7 @@ def read_source(
     """Read a recording, each event with the time at which it is replayed.
 
     Args:
-        path: A JSONL file of envelopes (also .gz, .xz), the folder of an embedded log, or for
+        path: A JSONL file of envelopes (also in gzip or xz), the folder of an embedded log, or for
             RAGPulse its folder or trace file.
         source_format: None tells by what is there.
         seed: For traces that have no event ids: two seeds give two sets of ids, so that the second
@@ -123,19 +122,16 @@ def guess_format(path: Path) -> Format:
     """Tell a RAGPulse trace from events by its file names or its first line."""
     if path.is_dir():
         return "ragpulse" if _ragpulse_files(path) else "events"
-    with _open(path) as file:
-        return "ragpulse" if b'"hash_ids"' in file.readline() else "events"
+    with opened(path) as file:
+        return "ragpulse" if b'"hash_ids"' in next(iter(file), b"") else "events"
 
 
 def _read_lines(path: Path, event_bytes_max: int) -> Iterator[Occurrence]:
-    with _open(path) as file:
-        try:
-            for line in file:
-                payload = line.strip()
-                if payload:
-                    yield _occurrence(payload, event_bytes_max)
-        except (EOFError, OSError, lzma.LZMAError) as error:
-            raise InputError(f"{path}: cannot be read further: {error}") from error
+    with opened(path) as file:
+        for line in file:
+            payload = line.strip()
+            if payload:
+                yield _occurrence(payload, event_bytes_max)
 
 
 def _read_log(path: Path, event_bytes_max: int) -> Iterator[Occurrence]:
@@ -164,7 +160,7 @@ def _read_ragpulse(
         raise InputError(f"{path}: expected a RAGPulse trace (0_trace*.jsonl), found none")
     requests: list[tuple[float, str, list[int]]] = []
     for file_path in files:
-        with _open(file_path) as file:
+        with opened(file_path) as file:
             for number, line in enumerate(file, 1):
                 if line.strip():
                     requests.append(_ragpulse_request(line, f"{file_path}: line {number}"))
@@ -206,11 +202,3 @@ def _occurrence(payload: bytes, event_bytes_max: int) -> Occurrence:
     except EventError:
         return Occurrence(payload, None, None)
     return Occurrence(payload, event, event.time_s)
-
-
-def _open(path: Path) -> BinaryIO:
-    if path.suffix == ".gz":
-        return cast(BinaryIO, gzip.open(path, "rb"))
-    if path.suffix == ".xz":
-        return cast(BinaryIO, lzma.open(path, "rb"))
-    return path.open("rb")

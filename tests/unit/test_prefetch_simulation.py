@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
 import lzma
@@ -113,6 +114,11 @@ def passages(ids: bytes, *, time: bytes = b'"1"') -> bytes:
         ("mooncake", b"{}\n{", "line 1: .*'timestamp' is missing"),
         ("mooncake", passages(b"[1]"), "line 1.*expected a list, found dict"),
         ("events", b'{"specversion": "2"}\n', "line 1"),
+        ("ragpulse", b"[1, 2]\n", "line 1: not a RAGPulse request: expected an object, found list"),
+        ("mooncake", b"7\n", "line 1: not a Mooncake request: expected an object, found int"),
+        ("int32be", bz2.compress(bytes(400)), "packed with bzip2, which is not read"),
+        ("lines", b"\x28\xb5\x2f\xfd" + bytes(60), "packed with zstd, which is not read"),
+        ("int64be", b"PK\x03\x04" + bytes(60), "packed with zip, which is not read"),
         ("nothing", b"", "expected one of"),
     ],
 )

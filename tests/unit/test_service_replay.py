@@ -173,9 +173,13 @@ def test_files_are_read_packed_or_not(tmp_path: Path, suffix: str) -> None:
     found = source(path)
     assert [o.event.id for o in found if o.event] == [f"e{i}" for i in range(5)]
     if suffix != ".jsonl":
-        path.write_bytes(pack(data)[:-20])
-        with pytest.raises(InputError, match="cannot be read further"):
-            source(path)
+        for cut in (pack(data)[:-20], pack(data)[:12]):
+            path.write_bytes(cut)
+            with pytest.raises(InputError, match="damaged compressed data"):
+                source(path)
+        path = tmp_path / "name-says-nothing"
+        path.write_bytes(pack(data))
+        assert len(source(path)) == 5
 
 
 def test_a_log_folder_is_read_in_the_order_of_arrival(tmp_path: Path) -> None:
