@@ -9,6 +9,9 @@ its best row, and a far narrower one is then enough.
 Others are drawn at random, with no regard to what is stored. Walks find less of what those ask
 for, and no target is set by them; but the answer to one like them promises what they reached, and
 no more. Answers tell them apart by how near the best row is: see `recall_bounds.nearness`.
+
+All of it is measured of two sorts of walks: those that enter the bottom level at one place, and
+those that walk the level above as widely and enter it at all that they find (`narrowest`).
 """
 
 from __future__ import annotations
@@ -31,8 +34,10 @@ from stoker.index.settings import IndexSettings
 
 CONFIDENCE: Final = 0.95
 _K: Final = 10
-_QUERIES: Final = 384
-KINDS: Final = ("near", "far", "between")
+_QUERIES: Final = 512
+KINDS: Final = ("near", "far", "between", "halves")
+# How many of them, the first, targets are kept for. All count for what is promised.
+_TARGET_KINDS: Final = 3
 _STRANGERS: Final = 128
 # Of the random queries' lengths over those of the vectors about their centre.
 _STRANGE_LENGTHS: Final = (0.5, 4.0)
@@ -46,6 +51,8 @@ _ROWS_MIN: Final = 64
 # Mean recall from which on wider walks are not measured.
 _WHOLE: Final = 0.9995
 _WIDTHS: Final = (10, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768)
+# At which two ways to walk are compared by what they look at.
+_COST_WIDTH: Final = 64
 _SEED: Final = 20_160_330
 # Room for the vectors that re-ranking reads, beside all else that a walk may want in memory.
 _READ_BYTES: Final = 64 << 20
@@ -78,12 +85,14 @@ class Probe:
     def draw(cls, vectors: NDArray[Any], rows: NDArray[np.int64], *, metric: str) -> Probe | None:
         """Draw queries; None when there are too few rows for a measurement to mean anything.
 
-        Three kinds in turn (see `KINDS`), because what a walk meets depends on how far from the
+        Four kinds in turn (see `KINDS`), because what a walk meets depends on how far from the
         stored vectors a query lies, and nobody knows yet what will be asked: *near* one vector
         (a cosine of 0.84 and more: a passage looks for its like), *far* from it (0.5 to 0.75: a
-        question looks for a passage), and *between* two that have nothing to do with each other.
-        Then a third as many in random directions, half from the origin and half from the vectors'
-        centre, at half to four times the vectors' distance from it.
+        question looks for a passage), *between* two that have nothing to do with each other, and
+        *halves*, as near to the one as to the other: no width is chosen by those, which are seldom
+        asked, but what is promised has to hold for them too. Then a quarter as many in random
+        directions, half from the origin and half from the vectors' centre, at half to four times
+        the vectors' distance from it.
         """
         count = len(rows)
         if count < _ROWS_MIN:
@@ -107,6 +116,7 @@ class Probe:
                 base + (0.25 + 0.4 * reach) * noise,
                 base + (0.9 + 0.8 * reach) * noise,
                 0.6 * base + 0.4 * other + 0.3 * noise,
+                0.5 * base + 0.5 * other + 0.3 * reach * noise,
             ],
         ).astype(np.float32)
         strange = rng.standard_normal((min(_STRANGERS, queries), base.shape[1]))
@@ -157,7 +167,7 @@ class Probe:
 
         A hundredth of each is left out.
         """
-        near = self._nearness(segment)
+        near = self.nearness(segment)
         known, strange = (
             float(np.nan_to_num(np.quantile(part, _FARTHEST)))
             for part in (near[: self.known], near[self.known :])
@@ -170,7 +180,7 @@ class Probe:
         Returns:
             (nearness, bool array of shape (nq,)); none are where there are too few to speak of.
         """
-        near = self._nearness(segment)
+        near = self.nearness(segment)
         kind = np.arange(len(near)) % len(KINDS)
         kind[self.known :] = len(KINDS)
         others = near[(kind > 0) & (kind < len(KINDS)) & np.isfinite(near)]
@@ -180,7 +190,8 @@ class Probe:
             return 0.0, np.zeros(len(near), np.bool_)
         return from_, chosen
 
-    def _nearness(self, segment: Segment) -> NDArray[np.float64]:
+    def nearness(self, segment: Segment) -> NDArray[np.float64]:
+        """How near each query lies to its best row; see `recall_bounds.nearness`."""
         best = self.scores[:, 0].astype(np.float64)
         if self.metric == "l2":
             best = (self.queries.astype(np.float64) ** 2).sum(axis=1) - best
@@ -229,14 +240,20 @@ def _reached(recall: NDArray[np.float64]) -> float:
     return float(ordered[index]) if index >= 0 else 0.0
 
 
-def _worst_kind(recall: NDArray[np.float64]) -> tuple[float, float]:
+def _worst_kind(recall: NDArray[np.float64], alike: NDArray[np.float64]) -> tuple[float, float]:
     """Mean recall, and recall reached by the stated share, of the kind of query that fares worst.
 
     A target that holds in the mean over all kinds would be missed by whoever asks only the hard
-    ones, and promises are made to them too.
+    ones, and promises are made to them too. Of the mean the last kind is left out.
+
+    Args:
+        recall: Of the known queries.
+        alike: Of those at random that no answer can tell from known ones, since they lie as near.
+            No target is set by them, but what is promised to either is promised to both.
     """
     parts = [recall[kind :: len(KINDS)] for kind in range(len(KINDS))]
-    return min(float(part.mean()) for part in parts), min(_reached(part) for part in parts)
+    lows = [_reached(np.concatenate([part, alike])) for part in parts]
+    return min(float(part.mean()) for part in parts[:_TARGET_KINDS]), min(lows)
 
 
 def calibrate(folder: Path, manifest: Manifest, probe: Probe) -> Manifest:
@@ -268,6 +285,7 @@ def calibrate(folder: Path, manifest: Manifest, probe: Probe) -> Manifest:
     widths = [w for w in _WIDTHS if k <= w <= manifest.count] or [k]
     with _opened(folder, manifest, bits=4) as segment:
         nearness_low, strange_nearness_low = probe.nearness_lows(segment)
+        alike = probe.nearness(segment) >= nearness_low
         near_from, near = probe.near_ones(segment)
         largest = min(_WIDTHS[-1], manifest.count)
         from_memory = functools.partial(_recall, segment, probe, reading=False)
@@ -278,13 +296,18 @@ def calibrate(folder: Path, manifest: Manifest, probe: Probe) -> Manifest:
         _load(segment, "refine")
         refined = from_memory(largest)
         measure = functools.partial(_recall, segment, probe, reading=True)
-        found = _by_width(measure, probe, widths, near)
-    coarse = _ByWidth((), (), (), (), (), ())
+        found = _by_width(measure, probe, widths, alike, near)
+        entry_cost = _entry_cost(segment, measure, min(_COST_WIDTH, largest))
+        widely = functools.partial(measure, widely=True)
+        entry = _by_width(widely, probe, widths, alike, cost=entry_cost, other=found)
+    coarse = coarse_entry = _ByWidth((), (), (), (), (), ())
     if manifest.has_coarse:
         with _opened(folder, manifest, bits=2) as segment:
             _load(segment, "upper", "links", "coarse", "codes", "refine")
             measure = functools.partial(_recall, segment, probe, reading=True)
-            coarse = _by_width(measure, probe, widths, near)
+            coarse = _by_width(measure, probe, widths, alike, near)
+            widely = functools.partial(measure, widely=True)
+            coarse_entry = _by_width(widely, probe, widths, alike, cost=entry_cost, other=coarse)
     return dataclasses.replace(
         manifest,
         calibration=dataclasses.replace(
@@ -305,6 +328,15 @@ def calibrate(folder: Path, manifest: Manifest, probe: Probe) -> Manifest:
             coarse_recall_low=coarse.lows,
             coarse_strange_mean=coarse.strange_means,
             coarse_strange_low=coarse.strange_lows,
+            entry_mean=entry.means,
+            entry_low=entry.lows,
+            entry_strange_mean=entry.strange_means,
+            entry_strange_low=entry.strange_lows,
+            coarse_entry_mean=coarse_entry.means,
+            coarse_entry_low=coarse_entry.lows,
+            coarse_entry_strange_mean=coarse_entry.strange_means,
+            coarse_entry_strange_low=coarse_entry.strange_lows,
+            entry_cost=entry_cost,
             upper_mean=float(upper[: probe.known].mean()),
             upper_low=_reached(upper),
             code_recall=float(by_code[: probe.known].mean()),
@@ -327,21 +359,34 @@ def _load(segment: Segment, *kinds: str) -> None:
             segment.load_units(batch.kind, batch.units)
 
 
-def _recall(segment: Segment, probe: Probe, width: int, *, reading: bool) -> NDArray[np.float64]:
+def _recall(
+    segment: Segment, probe: Probe, width: int, *, reading: bool, widely: bool = False
+) -> NDArray[np.float64]:
     """Recall of each held-out query, float64, shape (nq,).
 
     Args:
         reading: Score answers by their full vectors, reading them, as if all were resident. Else
             answer from what is resident alone.
+        widely: Walk the level above the bottom as widely.
     """
     hits = segment.search(
         probe.queries,
         probe.rows.shape[1],
         ef=width,
+        entry_ef=width if widely else None,
         recall_target=1.0 if reading else None,
         resident_only=not reading,
     )
     return probe.recall_of(hits.rows)
+
+
+def _entry_cost(segment: Segment, measure: Callable[..., Any], width: int) -> float:
+    """Records that walks look at where they enter widely, over those of greedy entries."""
+    counts = [sum(segment.page_counts())]
+    for widely in (False, True):
+        measure(width, widely=widely)
+        counts.append(sum(segment.page_counts()))
+    return (counts[2] - counts[1]) / max(counts[1] - counts[0], 1)
 
 
 class _ByWidth(NamedTuple):
@@ -359,22 +404,43 @@ def _by_width(
     measure: Callable[[int], NDArray[np.float64]],
     probe: Probe,
     widths: Sequence[int],
-    near: NDArray[np.bool_],
+    alike: NDArray[np.bool_],
+    near: NDArray[np.bool_] | None = None,
+    *,
+    cost: float = 1.0,
+    other: _ByWidth | None = None,
 ) -> _ByWidth:
     """Measure each width; of the known queries the kind that fares worst counts.
 
     A wider walk can only meet more; noise in the sample must not say otherwise. Nor is more
-    measured where nothing is left to find.
+    measured where nothing is left to find, or nobody would choose it.
+
+    Args:
+        measure: Gives each query's recall at a width.
+        probe: The queries.
+        widths: To measure, rising.
+        alike: Which of them lie as near to what they find as known ones do.
+        near: Which of them are near, where those are measured apart.
+        cost: Of these walks, where those of ``other`` cost their width.
+        other: Walks of another sort: of those, wider ones than find all are not wanted.
     """
+    enough = math.inf
+    if other is not None:
+        whole = (w for w, mean in zip(widths, other.means, strict=True) if mean >= _WHOLE)
+        enough = next(whole, math.inf)
     measured: list[tuple[float, ...]] = []
     for width in widths:
-        if measured and measured[-1][0] >= _WHOLE:
+        if measured and (measured[-1][0] >= _WHOLE or width * cost >= enough):
             measured.append(measured[-1])
             continue
         recall = measure(width)
         strange = recall[probe.known :]
-        found = [*_worst_kind(recall[: probe.known]), float(strange.mean()), _reached(strange)]
-        if near.any():
+        found = [
+            *_worst_kind(recall[: probe.known], strange[alike[probe.known :]]),
+            float(strange.mean()),
+            _reached(strange),
+        ]
+        if near is not None and near.any():
             found += [float(recall[near].mean()), _reached(recall[near])]
         measured.append(tuple(found))
     columns = [

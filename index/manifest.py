@@ -85,6 +85,16 @@ class Calibration:
         near_low: As ``recall_low``, of those.
         coarse_near_mean: As ``near_mean``, of walks on coarse codes.
         coarse_near_low: As ``near_low``, of those.
+        entry_mean: As ``recall_mean``, of walks as wide on the level above the bottom as there;
+            empty where they were not measured.
+        entry_low: As ``recall_low``, of those.
+        entry_strange_mean: As ``strange_mean``, of those.
+        entry_strange_low: As ``strange_low``, of those.
+        coarse_entry_mean: As ``entry_mean``, of walks on coarse codes.
+        coarse_entry_low: As ``entry_low``, of those.
+        coarse_entry_strange_mean: As ``entry_strange_mean``, of those.
+        coarse_entry_strange_low: As ``entry_strange_low``, of those.
+        entry_cost: Records that such walks look at over those of the others, at equal width.
     """
 
     queries: int
@@ -114,6 +124,15 @@ class Calibration:
     near_low: tuple[float, ...] = ()
     coarse_near_mean: tuple[float, ...] = ()
     coarse_near_low: tuple[float, ...] = ()
+    entry_mean: tuple[float, ...] = ()
+    entry_low: tuple[float, ...] = ()
+    entry_strange_mean: tuple[float, ...] = ()
+    entry_strange_low: tuple[float, ...] = ()
+    coarse_entry_mean: tuple[float, ...] = ()
+    coarse_entry_low: tuple[float, ...] = ()
+    coarse_entry_strange_mean: tuple[float, ...] = ()
+    coarse_entry_strange_low: tuple[float, ...] = ()
+    entry_cost: float = 1.0
 
     @property
     def knows_strangers(self) -> bool:
@@ -139,6 +158,18 @@ class Calibration:
         if bits == 2:
             return self.coarse_near_mean, self.coarse_near_low
         return self.near_mean, self.near_low
+
+    def entry_by_width(self, bits: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """As `by_width`, of walks that enter widely; empty where nobody measured them."""
+        if bits == 2:
+            return self.coarse_entry_mean, self.coarse_entry_low
+        return self.entry_mean, self.entry_low
+
+    def entry_strange_by_width(self, bits: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """As `strange_by_width`, of those."""
+        if bits == 2:
+            return self.coarse_entry_strange_mean, self.coarse_entry_strange_low
+        return self.entry_strange_mean, self.entry_strange_low
 
     def recall_from_memory(self, bits: int, coverage: Mapping[str, float]) -> float | None:
         """Mean recall@k of answers from memory alone, in [0, 1]; None where nobody measured it.
@@ -377,6 +408,8 @@ def _wrong_with(calibration: Calibration, *, has_coarse: bool) -> str | None:
             return f"{name} is not a list of {expected}"
         if not all(map(_is_share, values)):
             return f"{name} {values!r}"
+    if not _is_number(calibration.entry_cost) or not 0 < calibration.entry_cost < 1e300:
+        return f"entry_cost {calibration.entry_cost!r}"
     for name in ("spread", "nearness_low", "strange_nearness_low", "near_from"):
         value = getattr(calibration, name)
         if not _is_number(value) or not -1e300 < value < 1e300 or (name == "spread" and value < 0):
@@ -384,9 +417,17 @@ def _wrong_with(calibration: Calibration, *, has_coarse: bool) -> str | None:
     for name in (
         *("strange_mean", "strange_low", "coarse_strange_mean", "coarse_strange_low"),
         *("near_mean", "near_low", "coarse_near_mean", "coarse_near_low"),
+        *("entry_mean", "entry_low", "coarse_entry_mean", "coarse_entry_low"),
+        *("entry_strange_mean", "entry_strange_low"),
+        *("coarse_entry_strange_mean", "coarse_entry_strange_low"),
     ):
         values = getattr(calibration, name)
-        measured = bool(calibration.near_low) if "near" in name else calibration.knows_strangers
+        if "entry" in name:
+            measured = bool(calibration.entry_low)
+        elif "near" in name:
+            measured = bool(calibration.near_low)
+        else:
+            measured = calibration.knows_strangers
         measured = measured and (has_coarse or not name.startswith("coarse"))
         expected = len(widths) if measured else 0
         if not isinstance(values, tuple) or len(values) != expected:

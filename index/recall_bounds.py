@@ -50,12 +50,23 @@ class WalkRecall(NamedTuple):
     strange_low: float
 
 
-def walk_recall(calibration: Calibration | None, bits: int, width: int, k: int) -> WalkRecall:
-    """Look up what walks of ``width`` for ``k`` neighbors on codes of ``bits`` were found to do."""
+def walk_recall(
+    calibration: Calibration | None, bits: int, width: int, k: int, *, enters_widely: bool = False
+) -> WalkRecall:
+    """Look up what walks of ``width`` for ``k`` neighbors on codes of ``bits`` were found to do.
+
+    Args:
+        enters_widely: Whether they are as wide on the level above the bottom; known only where
+            calibration measured such.
+    """
     if calibration is None:
         return WalkRecall(1.0, 0.0, 1.0, 0.0)
-    means, lows = calibration.by_width(bits)
-    strange_means, strange_lows = calibration.strange_by_width(bits)
+    if enters_widely:
+        means, lows = calibration.entry_by_width(bits)
+        strange_means, strange_lows = calibration.entry_strange_by_width(bits)
+    else:
+        means, lows = calibration.by_width(bits)
+        strange_means, strange_lows = calibration.strange_by_width(bits)
     narrower = width / max(k / calibration.k, 1.0)
     at = int(np.searchsorted(calibration.ef, narrower, "right")) - 1
     if at < 0:
@@ -85,6 +96,49 @@ class NearWalk(NamedTuple):
     mean: float
     low: float
     others: WalkRecall
+
+
+class ChosenWalk(NamedTuple):
+    """How searches walk.
+
+    Attributes:
+        width: Of the walk over the bottom level.
+        entry_width: Of the one on the level above it; 1 is greedy.
+        recall: What such walks were found to do.
+        near: The narrower walk that comes first, if one does.
+        spread: Mean squared distance of the rows from their centre.
+    """
+
+    width: int
+    entry_width: int
+    recall: WalkRecall
+    near: NearWalk | None
+    spread: float
+
+
+def narrowest(calibration: Calibration, bits: int, *, wanted: float) -> tuple[int, bool]:
+    """Return the width of the cheapest walk that finds every calibrated kind enough.
+
+    Walks that enter the bottom level at one place miss queries whose neighbors lie elsewhere, where
+    links are short, the more of them the more rows there are. Entering it at as many places as the
+    walk is wide looks at half as much again, and then a far narrower walk may do.
+
+    Args:
+        bits: Of the codes that walks compare.
+        wanted: Mean recall of the walk.
+
+    Returns:
+        (width, whether it enters widely): the widest of the better sort where none is enough.
+    """
+    found = []
+    for widely, cost in ((False, 1.0), (True, calibration.entry_cost)):
+        means = (calibration.entry_by_width if widely else calibration.by_width)(bits)[0]
+        # Those that are enough come first, by their cost; then the others, by what they lack.
+        for width, mean in zip(calibration.ef, means, strict=False):
+            missing = max(wanted - mean, 0.0)
+            found.append((missing, width * cost, widely, width))
+    _, _, widely, width = min(found)
+    return width, widely
 
 
 def near_walk(
@@ -166,9 +220,38 @@ class RecallBounds:
         """Mean squared distance of the rows from their centre; 0 where it was not measured."""
         return self._calibration.spread if self._calibration else 0.0
 
-    def walk(self, width: int, k: int) -> WalkRecall:
-        """What walks of ``width`` for ``k`` neighbors were found to do."""
-        return walk_recall(self._calibration, self._bits, width, k)
+    def walk(self, width: int, k: int, *, enters_widely: bool = False) -> WalkRecall:
+        """What walks of ``width`` for ``k`` neighbors were found to do; see `walk_recall`."""
+        return walk_recall(self._calibration, self._bits, width, k, enters_widely=enters_widely)
+
+    def choose(
+        self, k: int, *, ef: int | None, entry_ef: int | None = None, wanted: float
+    ) -> ChosenWalk:
+        """Choose how to walk: as asked for, or as every kind of calibrated query needs.
+
+        Args:
+            k: Neighbors.
+            ef: Width that was asked for, or None.
+            entry_ef: The same of the level above the bottom; only with ``ef``.
+            wanted: Mean recall of the walk, where nothing was asked for.
+        """
+        calibration = self._calibration
+        if ef is not None:
+            known = calibration is not None and bool(calibration.entry_mean)
+            recall = self.walk(ef, k, enters_widely=known and (entry_ef or 1) >= ef > 1)
+            return ChosenWalk(ef, entry_ef or 1, recall, None, self.spread)
+        if calibration is None:
+            width = max(64, 2 * k)
+            return ChosenWalk(width, 1, self.walk(width, k), None, self.spread)
+        measured, widely = narrowest(calibration, self._bits, wanted=wanted)
+        width = max(math.ceil(measured * max(k / calibration.k, 1.0)), k)
+        return ChosenWalk(
+            width,
+            width if widely else 1,
+            self.walk(width, k, enters_widely=widely),
+            self.near_walk(wanted=wanted, width=width, k=k),
+            self.spread,
+        )
 
     def nearness(
         self, best: NDArray[np.floating], queries: NDArray[np.float32]
@@ -185,17 +268,15 @@ class RecallBounds:
     def summary(
         self,
         k: int,
-        width: int,
-        near: NearWalk | None,
+        walk: ChosenWalk,
         facts: _core.Facts,
         allow: NDArray[np.uint8] | None = None,
     ) -> Summary:
-        """Say what answers of ``k`` neighbors at ``width`` can promise, from the walks' facts.
+        """Say what answers of ``k`` neighbors by ``walk`` can promise, from the walks' facts.
 
         Args:
             k: Neighbors asked for.
-            width: Of the walks.
-            near: The narrower walk that came first, if one did.
+            walk: How they were looked for.
             facts: What the native search says of itself.
             allow: A bit per row that could be in an answer, or None for all.
         """
@@ -209,8 +290,8 @@ class RecallBounds:
             _nearness(best, length**2, self._metric, self.spread),
             k=k,
             possible=possible,
-            walk=self.walk(width, k),
-            near_walk=near,
+            walk=walk.recall,
+            near_walk=walk.near,
             calibration=self._calibration,
         )
 

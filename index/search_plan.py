@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from stoker.errors import InputError
+from stoker.index.recall_bounds import ChosenWalk
 from stoker.index.settings import IndexSettings
 
 K_MAX: Final = 1000
@@ -27,40 +28,29 @@ RERANK_SHARE_MIN: Final = 0.5
 _COARSE_LOSS: Final = 0.75
 
 
-class SearchPlan(NamedTuple):
-    """How searches of one k, width and target are done.
-
-    Attributes:
-        width: Of the walk.
-        options: What the native search takes besides the question.
-    """
-
-    width: int
-    options: dict[str, Any]
-
-
 def plan_search(
     settings: IndexSettings,
     navigation_bits: int,
     *,
-    walk_recall: float,
+    walk: ChosenWalk,
     k: int,
-    width: int,
     ef: int | None,
     recall_target: float | None,
     normalize: bool,
-) -> SearchPlan:
-    """Work out how searches that ask for this are done, on walks of ``width``.
+) -> dict[str, Any]:
+    """Work out how searches that ask for this are done, by ``walk``.
 
     Args:
         settings: The room's settings.
         navigation_bits: Of the codes that walks compare, 4 or 2.
-        walk_recall: Calibrated mean of the walk's recall at ``width``; 1 where it is not known.
+        walk: How they walk.
         k: Hits.
-        width: Of the walk: ``ef`` where it was given.
         ef: What was asked for, or None.
         recall_target: What was asked for, or None for the setting.
         normalize: Whether queries are taken at unit length.
+
+    Returns:
+        What the native search takes besides the question.
     """
     target = settings.recall_target if recall_target is None else recall_target
     # The target is a mean over queries: one reads when its own expectation is further from
@@ -70,24 +60,40 @@ def plan_search(
     share = _RERANK_SHARE[navigation_bits]
     if navigation_bits == 2 and ef is None:
         # What the walk is seen to leave.
-        left = 1.0 - (1.0 - walk_recall) / max(1.0 - target, 1e-9)
+        left = 1.0 - (1.0 - walk.recall.mean) / max(1.0 - target, 1e-9)
         share = min(max(left, RERANK_SHARE_MIN), share)
     slack = 1.0 / lost if navigation_bits == 2 else _RERANK_SLACK
-    return SearchPlan(
-        width,
-        {
-            "ef": width,
-            "rerank_target": min(max(1.0 - slack * (1.0 - target), 0.0), 0.9999),
-            "mean_loss": share * (1.0 - target) / lost,
-            "loss_ceiling": min(_RERANK_CEILING * (1.0 - target) / lost, 1.0),
-            # Coarse codes leave about twice as many candidates in doubt.
-            "rerank_reads_max": max(settings.rerank_reads_max, 2 * k)
-            * (2 if navigation_bits == 2 else 1),
-            "read_vectors": target >= EXACT_TARGET and (recall_target is not None or ef is None),
-            "beam": settings.beam,
-            "normalize": normalize,
-        },
-    )
+    options = {
+        "ef": walk.width,
+        "entry_ef": walk.entry_width,
+        "rerank_target": min(max(1.0 - slack * (1.0 - target), 0.0), 0.9999),
+        "mean_loss": share * (1.0 - target) / lost,
+        "loss_ceiling": min(_RERANK_CEILING * (1.0 - target) / lost, 1.0),
+        # Coarse codes leave about twice as many candidates in doubt.
+        "rerank_reads_max": max(settings.rerank_reads_max, 2 * k)
+        * (2 if navigation_bits == 2 else 1),
+        "read_vectors": target >= EXACT_TARGET and (recall_target is not None or ef is None),
+        "beam": settings.beam,
+        "normalize": normalize,
+    }
+    if walk.near is not None:
+        options |= {
+            "near_ef": walk.near.width,
+            "near_from": walk.near.near_from,
+            "spread": walk.spread,
+        }
+    return options
+
+
+def wanted_of_walk(settings: IndexSettings, recall_target: float | None) -> float:
+    """Mean recall that the target asks of a walk whose width it chooses: what the re-rank leaves.
+
+    Args:
+        settings: The room's settings.
+        recall_target: What was asked for, or None for the setting.
+    """
+    target = settings.recall_target if recall_target is None else recall_target
+    return 1.0 - (1.0 - RERANK_SHARE_MIN) * (1.0 - target)
 
 
 def check_question(k: int, ef: int | None, recall_target: float | None) -> None:

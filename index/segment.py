@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +27,7 @@ from stoker.index.manifest import FILES, Calibration, Manifest
 from stoker.index.paged_file import PagedFile, SegmentFileCorrupt
 from stoker.index.recall_bounds import RecallBounds
 from stoker.index.residency import Residency
-from stoker.index.search_plan import RERANK_SHARE_MIN, check_question, plan_search
+from stoker.index.search_plan import check_question, plan_search, wanted_of_walk
 from stoker.index.segment_pages import LoadCounts, PageUnits, SegmentPages, check_crc
 from stoker.index.settings import IndexSettings
 
@@ -240,6 +239,7 @@ class Segment:
         k: int,
         *,
         ef: int | None = None,
+        entry_ef: int | None = None,
         recall_target: float | None = None,
         deadline_s: float | None = None,
         allow: NDArray[np.uint8] | None = None,
@@ -251,6 +251,8 @@ class Segment:
             queries: float32, shape (nq, dim), finite. For cosine they need not be unit length.
             k: 1 to 1,000.
             ef: Width of the walk; None takes the smallest that met the target at calibration.
+            entry_ef: Width of the walk on the level above the bottom, which is entered at all that
+                it finds; None takes 1 where ``ef`` is given, else what calibration found to pay.
             recall_target: Recall@k aimed at in the mean, 0 to 1; None means the setting. It decides
                 the width (unless ``ef`` is given) and how much is read to settle the answer. From
                 0.99 on, answers are scored by their full vectors, wherever those are.
@@ -266,9 +268,11 @@ class Segment:
         m = self.manifest
         if queries.ndim != 2 or queries.shape[1] != m.dim:
             raise InputError(f"queries: expected shape (n, {m.dim}), found {queries.shape}")
-        known = self.known.get((k, ef, recall_target))
+        known = self.known.get((k, ef, recall_target)) if entry_ef is None else None
         if known is None:
             check_question(k, ef, recall_target)
+            if entry_ef is not None and (ef is None or not 1 <= entry_ef <= ef):
+                raise InputError(f"entry_ef: expected 1 to ef, {ef}, found {entry_ef}")
         count = len(queries)
         if m.count == 0 or count == 0:
             return SegmentHits(
@@ -277,7 +281,7 @@ class Segment:
                 Summary.nothing_to_do(count),
             )
         if known is None:
-            known = self._plan(k, ef, recall_target)
+            known = self._plan(k, ef, recall_target, entry_ef)
         if allow is None and known.width >= m.count:
             # As wide as the segment: a scan looks at no more than the walk would, and at all of it.
             allow = np.packbits(np.ones(m.count, np.bool_), bitorder="little")
@@ -298,63 +302,33 @@ class Segment:
             summarize = functools.partial(summarize, allow=allow)
         return SegmentHits(rows, scores, summarize, facts)
 
-    def _plan(self, k: int, ef: int | None, recall_target: float | None) -> KnownSearch:
+    def _plan(
+        self, k: int, ef: int | None, recall_target: float | None, entry_ef: int | None = None
+    ) -> KnownSearch:
         """Work out how searches that ask for this are done, and keep it for the next one."""
-        width = self._width(k, ef, recall_target)
-        near = None
-        if ef is None:
-            near = self._bounds.near_walk(wanted=self._wanted(recall_target), width=width, k=k)
-        plan = plan_search(
+        wanted = wanted_of_walk(self._settings, recall_target)
+        walk = self._bounds.choose(k, ef=ef, entry_ef=entry_ef, wanted=wanted)
+        options = plan_search(
             self._settings,
             self.navigation_bits,
-            walk_recall=self._bounds.walk(width, k).mean,
+            walk=walk,
             k=k,
-            width=width,
             ef=ef,
             recall_target=recall_target,
             normalize=self.manifest.metric == "cosine",
         )
-        options = plan.options
-        if near is not None:
-            options = {
-                **options,
-                "near_ef": near.width,
-                "near_from": near.near_from,
-                "spread": self._bounds.spread,
-            }
         known = KnownSearch(
-            width,
+            walk.width,
             _core.SearchOptions(k=k, **options),
-            functools.partial(self._bounds.summary, k, width, near),
-            direct=width < self.count,
+            functools.partial(self._bounds.summary, k, walk),
+            direct=walk.width < self.count,
         )
+        if entry_ef is not None:
+            return known
         # Replaced when full, never emptied: searches of other threads may be looking.
         kept = self.known if len(self.known) < _PLANS_MAX else {}
         self.known = {**kept, (k, ef, recall_target): known}
         return known
-
-    def _width(self, k: int, ef: int | None, recall_target: float | None) -> int:
-        """The walk's width: as asked for, or what the worst kind of calibrated query takes."""
-        if ef is not None:
-            return ef
-        calibration = self.manifest.calibration
-        if calibration is None:
-            return max(64, 2 * k)
-        wanted = self._wanted(recall_target)
-        enough = (
-            width
-            for width, mean in zip(
-                calibration.ef, calibration.by_width(self.navigation_bits)[0], strict=True
-            )
-            if mean >= wanted
-        )
-        width = next(enough, calibration.ef[-1])
-        return max(math.ceil(width * max(k / calibration.k, 1.0)), k)
-
-    def _wanted(self, recall_target: float | None) -> float:
-        """Mean recall that the target asks of the walk: what the re-rank leaves."""
-        target = self._settings.recall_target if recall_target is None else recall_target
-        return 1.0 - (1.0 - RERANK_SHARE_MIN) * (1.0 - target)
 
     def direct(self) -> DirectSearch | None:
         """Return the short way to answers; None where ids are strings, or there is nothing."""

@@ -90,12 +90,13 @@ QueryStats Walk::run(const float* query, std::uint32_t* rows, float* scores) {
   }
   const std::size_t near_ef = std::max(params_.near_ef, params_.k);
   const bool tries = params_.near_ef != 0 && !filtered_ && near_ef < ef;
-  s_.nearest.reset(tries ? near_ef : ef);
-  descend();
+  const bool widely = params_.entry_ef > 1 && layout_.levels.size() > 1;
+  descend(widely && !tries ? params_.entry_ef : 1);
   if (tries) {
+    s_.entries = s_.nearest.items();
     walk_level(0, near_ef, true);
     stats_.narrow = is_near();
-    if (!stats_.narrow) begin_anew();
+    if (!stats_.narrow) widely ? enter_widely() : begin_anew();
   }
   if (!stats_.narrow) walk_level(0, ef, true);
   if (filtered_) widen(ef);
@@ -171,12 +172,30 @@ void Walk::forget_visited() {
   s_.visited_rows.clear();
 }
 
-// Follows the upper levels down to level 1. Greedily when the bottom can be had; with the full
-// width when it may not be, since the upper nodes may then be all the answer there is.
-void Walk::descend() {
+// After a narrow walk that was not enough: walks the level above the bottom, from where it was left,
+// and enters the bottom at what is found there and at what the narrow walk ended with.
+void Walk::enter_widely() {
+  s_.kept.swap(s_.nearest.items());
+  s_.nearest.items().swap(s_.entries);
+  begin_anew();
+  walk_level(1, params_.entry_ef, false);
+  std::vector<Candidate>& starts = s_.nearest.items();
+  begin_anew();
+  for (const Candidate& candidate : s_.kept) {
+    if (!visit(candidate.row)) continue;
+    starts.push_back(candidate);
+    starts.back().expanded = false;
+  }
+}
+
+// Follows the upper levels down to level 1, that one by a walk of `entry_ef`. The others greedily when
+// the bottom can be had; with the full width when it may not be, since the upper nodes may then be all
+// the answer there is.
+void Walk::descend(std::size_t entry_ef) {
   const std::size_t top = layout_.levels.size() - 1;
   const bool careful = !reading_ || params_.deadline.has_value();
   const std::size_t width = careful ? params_.ef : 1;
+  const std::size_t last = std::max(width, entry_ef);
   s_.links_missing.clear();
   s_.codes_missing.clear();
   s_.nearest.reset(top == 0 ? params_.ef : width);
@@ -189,7 +208,7 @@ void Walk::descend() {
     compare_codes();
   }
   for (std::size_t level = top; level >= 1; --level) {
-    walk_level(static_cast<std::uint32_t>(level), width, false);
+    walk_level(static_cast<std::uint32_t>(level), level == 1 ? last : width, false);
     begin_anew();
   }
 }

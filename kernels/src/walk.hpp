@@ -131,6 +131,8 @@ struct Searcher::Scratch {
   PreparedQuery query;
   CandidateList nearest;       // drives the walk
   CandidateList allowed;       // answers, when a filter keeps some nodes out of them
+  std::vector<Candidate> entries;   // where a narrow walk entered the bottom
+  std::vector<Candidate> kept;      // what it ended with
   std::vector<std::uint64_t> visited;         // bit per row
   std::vector<std::uint32_t> visited_rows;    // to clear the bits again
   std::vector<std::uint32_t> links_missing;   // rows whose links page is absent
@@ -154,7 +156,8 @@ class Walk {
 
  private:
   bool may_read();
-  void descend();
+  void descend(std::size_t entry_ef);
+  void enter_widely();
   bool is_near() const;
   bool covers_answer() const;
   void widen(std::size_t ef);

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import pytest
 
+from stoker.index.recall_bounds import ChosenWalk, WalkRecall
 from stoker.index.search_plan import RERANK_SHARE_MIN, plan_search
 from stoker.index.settings import IndexSettings
 
 
 def mean_loss(*, bits: int, target: float, walk_recall: float, ef: int | None) -> float:
-    plan = plan_search(
+    recall = WalkRecall(walk_recall, 0.0, 0.0, 0.0)
+    options = plan_search(
         IndexSettings(),
         bits,
-        walk_recall=walk_recall,
+        walk=ChosenWalk(100, 1, recall, None, 0.0),
         k=10,
-        width=100,
         ef=ef,
         recall_target=target,
         normalize=False,
     )
-    return float(plan.options["mean_loss"])
+    return float(options["mean_loss"])
 
 
 @pytest.mark.parametrize("target", [0.8, 0.9, 0.95, 0.98])
