@@ -11,6 +11,11 @@ does not hold and ``h / (1 - h)``, h being the hit ratio, is how many hits a key
 This is the test of metrical task systems (regret against the cost of moving), made once per block
 of accesses because hits inside a burst are not independent. Each switch is logged with its figures.
 
+Where sessions are known the forecast is what is expected to be best, and in a cold cache a single
+hit would pay for a move. So leaving it needs evidence as well: a lead of more than two standard
+deviations, taken from how much the leads of single blocks differ (a paired test on the blocks).
+Going back to it only has to pay.
+
 After a switch each miss may also bring in a few keys that the new policy holds, for orphans: the
 content would else take a whole turnover to follow.
 
@@ -37,6 +42,7 @@ log = structlog.get_logger(__name__)
 _SAMPLE_SPACE = 1 << 24
 _GROWTH_MAX = 1e30
 _STAY_HITS_MAX = 3.0
+_SURE = 2.0  # standard deviations that a lead over the acting forecast must have
 
 
 @dataclass(frozen=True)
@@ -105,6 +111,7 @@ class Arena:
         self._score = [0.0] * count
         self._switch_cost = switch_cost
         self._refused = (-1, 0.0)
+        self._chance = [0.0] * count  # what leads over the forecast may be by chance, squared
         self.refetch_per_miss = refetch_per_miss
         self._wanted: list[Hashable] = []  # what the acting policy holds and the cache may not
         # (key, key that made room) fetched ahead by the last access
@@ -119,6 +126,7 @@ class Arena:
         self._forecast = forecast
         self.names = (*self.names, forecast.name)
         self._block_hits.append(0)
+        self._chance.append(0.0)
         self._score.append(self._score[self._active])
         self.hits.append(0)
         if not self.resident:
@@ -251,16 +259,24 @@ class Arena:
         for at, hits in enumerate(block):
             score[at] += growth * hits
             self.hits[at] += hits
+        if self._forecast is not None:
+            chance, unit, own = self._chance, growth * growth, block[-1]
+            for at, hits in enumerate(block):
+                chance[at] += unit * (hits - own) * (hits - own)
         self._block_hits = [0] * len(block)
         if growth > _GROWTH_MAX:
             self._score = score = [value / growth for value in score]
+            self._chance = [value / growth / growth for value in self._chance]
             self._growth = growth = 1.0
         best = max(range(len(score)), key=score.__getitem__)
-        if best == self._active or score[best] <= score[self._active]:
+        gain = score[best] - score[self._active]
+        if best == self._active or gain <= 0.0:
+            return
+        if self.forecast_acts and gain * gain <= _SURE * _SURE * self._chance[best]:
             return
         # A sampled lead stands for as many more hits as the sample is smaller than the whole.
         scale = _SAMPLE_SPACE / self._sample_below if self._sampling else 1.0
-        lead = (score[best] - score[self._active]) / growth * scale
+        lead = gain / growth * scale
         # Counting what is missing walks the content: not again before the lead has grown.
         if best == self._refused[0] and lead <= 1.1 * self._refused[1]:
             return

@@ -43,6 +43,7 @@ class ForecastCache:
         self._flags = self._inside.data  # the same memory, for one row at a time
         self._size = 0
         self._fresh: set[Hashable] = set()  # brought in ahead and not asked for yet
+        self._open: set[Hashable] = set()  # asked for by the request that is not yet observed
         self._asked: dict[Hashable, None] = {}  # since the content was renewed
         self._lost: list[Hashable] = []  # were inside when the forecast forgot them
         self._rates = np.zeros(0, dtype=np.float32)  # as they were when the content was renewed
@@ -56,7 +57,14 @@ class ForecastCache:
         return self._size
 
     def access(self, key: Hashable) -> bool:
-        """Return whether the key is inside; what a request changes comes with `renew`."""
+        """Return whether the key is inside, or was asked for before in the request that is open.
+
+        What a request changes comes with `renew`; until then its own keys are at hand, as they are
+        in every other cache, or a request that names a key twice would count against this one.
+        """
+        if key in self._open:
+            return True
+        self._open.add(key)
         self._fresh.discard(key)
         row = self.forecast.number(key)
         return row is not None and bool(self._flags[row])
@@ -69,6 +77,7 @@ class ForecastCache:
             session: Whose request it was, or None.
             time_s: Unix seconds.
         """
+        self._open = set()
         names = self.forecast.keys
         kept = self.forecast.observe(keys, session, time_s)
         if kept is not None:

@@ -4,13 +4,16 @@
     python tests/bench/bench_prefetch_placement.py --trace web12 --trace multi2
     python tests/bench/bench_prefetch_placement.py --ablation
     python tests/bench/bench_prefetch_placement.py --foretold
+    python tests/bench/bench_prefetch_placement.py --misses
 
 RAGPulse (sessions) is run at 100, 200, 400 and 800 passages; the others, which have none, at 1, 5,
 10 and 25 % of their footprint. One set of defaults for all. --ablation leaves out the parts of
 the session forecast one by one, on RAGPulse. --foretold says what better forecasts could win there:
 the forecast is told beforehand how often each passage will be asked for in the whole period (a day,
 or six hours) that the next request lies in, in place of its own estimate of popularity, and keeps
-the best at each request, without a price for fetching. Nobody can know that.
+the best at each request, without a price for fetching; or it is told with each request whether its
+session will ask again. Nobody can know that. --misses says which accesses ours and Belady's hit, by
+how a key was last asked for.
 
 The longest trace takes about half an hour.
 """
@@ -29,9 +32,17 @@ from typing import Any
 
 import numpy as np
 import structlog
+from numpy.typing import NDArray
 
 from stoker.prefetch import forecast
-from stoker.prefetch.simulation import measured_mask, parse_capacities, parse_policies, simulate
+from stoker.prefetch.references import reference
+from stoker.prefetch.simulation import (
+    measured_mask,
+    parse_capacities,
+    parse_policies,
+    run_stoker,
+    simulate,
+)
 from stoker.prefetch.traces import Trace, read_trace
 
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
@@ -122,13 +133,23 @@ def ablation(trace: Trace, capacities: str) -> list[dict[str, Any]]:
     return rows
 
 
-def foretold(trace: Trace, capacities: str, *, period_s: float | None) -> dict[str, Any]:
-    """Return hit ratios where each key's count per period is told beforehand; None: nothing is."""
+def foretold(
+    trace: Trace, capacities: str, *, period_s: float | None, ends_told: bool = False
+) -> dict[str, Any]:
+    """Return hit ratios where something about the future is told.
+
+    Args:
+        trace: One with sessions.
+        capacities: In keys.
+        period_s: Each key's count in each period is told beforehand; None: it is not.
+        ends_told: With each request is told whether it is its session's last one.
+    """
     assert trace.times_s is not None
     assert trace.sessions is not None
     rooms = parse_capacities(capacities, trace.footprint)
     starts = np.flatnonzero(np.diff(trace.requests, prepend=-1))
     ends = np.append(starts[1:], len(trace))
+    last_of = dict(zip(trace.sessions[starts].tolist(), starts.tolist(), strict=True))
     span = (trace.times_s - trace.times_s[0]) / (period_s or 1.0)
     period = span.astype(np.int64) if period_s else np.zeros(len(trace), dtype=np.int64)
     counts = np.zeros((int(period[-1]) + 1, trace.footprint))
@@ -152,9 +173,81 @@ def foretold(trace: Trace, capacities: str, *, period_s: float | None) -> dict[s
             for which, room in enumerate(rooms):
                 least = -np.partition(-rates, room)[room] if room < len(rates) else -np.inf
                 hits[which] += np.count_nonzero(rates[asked] > least)
-        model.observe(list(dict.fromkeys(keys)), int(trace.sessions[start]), now_s)
+        session = int(trace.sessions[start])
+        model.observe(list(dict.fromkeys(keys)), session, now_s)
+        if ends_told and last_of[session] == start:
+            model._withdraw(session)
     told = f"told each {period_s / 3600.0:.0f} h's popularity" if period_s else "told nothing"
+    if ends_told:
+        told = "told whether a session goes on"
     return {"variant": told, "hit_ratios": (hits / len(trace)).tolist()}
+
+
+CLASSES = (
+    "never asked for before",
+    "named twice in one request",
+    "in the session's last turn",
+    "earlier in the session",
+    "by others, within 10 min",
+    "by others, 10 min to 1 h ago",
+    "by others, 1 h to 6 h ago",
+    "by others, 6 h to 24 h ago",
+    "by others, longer ago",
+)
+_AGES_S = (600.0, 3600.0, 21600.0, 86400.0)
+
+
+def classes_of(trace: Trace) -> NDArray[np.int64]:
+    """Return for each access which of `CLASSES` it is: how its key was last asked for."""
+    assert trace.times_s is not None
+    assert trace.sessions is not None
+    asked_at: dict[int, float] = {}
+    turns: dict[int, list[set[int]]] = {}
+    out = np.zeros(len(trace), dtype=np.int64)
+    open_request = -1
+    columns = (trace.keys, trace.times_s, trace.sessions, trace.requests)
+    for at, row in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
+        key, now_s, session, request = row
+        mine = turns.setdefault(session, [])
+        if request != open_request:
+            open_request = request
+            mine.append(set())
+        if key in mine[-1]:
+            out[at] = 1
+        elif key in asked_at:
+            earlier = [back for back, turn in enumerate(reversed(mine)) if key in turn]
+            age = int(np.searchsorted(_AGES_S, now_s - asked_at[key]))
+            out[at] = min(earlier[0] + 1, 3) if earlier else 4 + age
+        mine[-1].add(key)
+        asked_at[key] = now_s
+    return out
+
+
+def misses(trace: Trace, capacity: int) -> list[dict[str, Any]]:
+    """Return which accesses ours and Belady's hit, one row a class; shares of all accesses."""
+    ours = run_stoker(trace, capacity)[0]
+    best = reference("belady", capacity).run(trace.keys)
+    of = classes_of(trace)
+    return [
+        {
+            "class": name,
+            "all": float(np.mean(of == which)),
+            "stoker": float(np.mean(ours & (of == which))),
+            "belady": float(np.mean(best & (of == which))),
+        }
+        for which, name in enumerate(CLASSES)
+    ]
+
+
+def render_misses(tables: dict[int, list[dict[str, Any]]]) -> str:
+    """Return a Markdown table: of the first room's accesses all, and of each room the hits."""
+    heads = " | ".join(f"{room}: stoker | Belady" for room in tables)
+    out = [f"| key last asked for | all | {heads} |", "|---|---:|" + "---:|---:|" * len(tables)]
+    for which, name in enumerate(CLASSES):
+        rows = [table[which] for table in tables.values()]
+        cells = " | ".join(f"{row['stoker']:.3f} | {row['belady']:.3f}" for row in rows)
+        out.append(f"| {name} | {rows[0]['all']:.3f} | {cells} |")
+    return "\n".join(out) + "\n"
 
 
 def render(name: str, trace: Trace, rows: Sequence[dict[str, Any]]) -> str:
@@ -201,16 +294,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--trace", action="append", choices=list(TRACES), help="only these")
     parser.add_argument("--ablation", action="store_true", help="parts of the forecast instead")
     parser.add_argument("--foretold", action="store_true", help="what better forecasts could win")
+    parser.add_argument("--misses", action="store_true", help="which accesses are hit, by class")
     args = parser.parse_args(argv)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(30))
     if not DATA.is_dir():
         print(f"no traces: {DATA} is not there")
         return 0
     results: dict[str, Any] = {}
-    for name in ["ragpulse"] if args.ablation or args.foretold else args.trace or TRACES:
+    only_sessions = args.ablation or args.foretold or args.misses
+    for name in ["ragpulse"] if only_sessions else args.trace or TRACES:
         file, trace_format, capacities = TRACES[name]
         trace = read_trace(DATA / file, trace_format)
-        if args.ablation or args.foretold:
+        if args.misses:
+            rooms = parse_capacities(capacities, trace.footprint)
+            tables = {room: misses(trace, room) for room in rooms}
+            print(render_misses(tables))
+            rows = [row for table in tables.values() for row in table]
+        elif args.ablation or args.foretold:
             rows = (
                 ablation(trace, capacities)
                 if args.ablation
@@ -218,6 +318,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     foretold(trace, capacities, period_s=period_s)
                     for period_s in (None, 86400.0, 21600.0)
                 ]
+                + [foretold(trace, capacities, period_s=None, ends_told=True)]
             )
             print(render_ablation(rows, capacities))
         else:

@@ -59,6 +59,15 @@ def test_placement(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
     nothing, day, hours = (row["hit_ratios"][0] for row in told)
     assert 0.0 < nothing < 1.0
     assert day < hours < 1.0
+    ends = bench.foretold(trace, "20", period_s=None, ends_told=True)["hit_ratios"][0]
+    assert nothing < ends < 1.0
+    table = bench.misses(trace, 20)
+    assert sum(row["all"] for row in table) == pytest.approx(1.0)
+    assert all(row["stoker"] <= row["all"] >= row["belady"] for row in table)
+    assert table[0]["all"] == pytest.approx(trace.footprint / len(trace))
+    assert table[2]["stoker"] > 0.0
+    with capsys.disabled():
+        print(bench.render_misses({20: table}))
 
 
 def test_heat(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ from stoker.errors import ConfigError
 from stoker.prefetch.arena import Arena
 from stoker.prefetch.candidates import Candidate, Lru
 from stoker.prefetch.forecast import SessionForecast
+from stoker.prefetch.forecast_cache import ForecastCache
 from stoker.prefetch.placement import StokerPolicy
 from stoker.prefetch.settings import PrefetchSettings
 from stoker.prefetch.shadow import PrefetchAccount
@@ -129,6 +130,33 @@ def test_forecast_beats_what_knows_no_sessions() -> None:
     policy = StokerPolicy(40)
     assert hit_ratio(policy, requests) > plain + 0.05
     assert policy.active == "forecast"
+
+
+def test_leaving_the_forecast_needs_more_than_one_good_block() -> None:
+    arena = Arena(64, candidates=(Newest,), block_accesses=32)
+    forecast = ForecastCache(64, SessionForecast())  # observes nothing, so it never hits
+    arena.enter(forecast)
+    keys = [*range(16), *range(16)] * 2  # a block with 16 hits for the other, one with 32
+    for key in keys:
+        arena.access(key)
+        forecast.observe([], None, 0.0)
+    assert arena.hits == [48, 0]
+    assert arena.active == "forecast"
+    for key in keys * 2:
+        arena.access(key)
+        forecast.observe([], None, 0.0)
+    assert [(switch.before, switch.after) for switch in arena.switches] == [("forecast", "newest")]
+    arena.check()
+
+
+def test_a_key_named_twice_in_a_request_does_not_count_against_the_forecast() -> None:
+    cache = ForecastCache(4, SessionForecast())
+    assert [cache.access(key) for key in ("a", "b", "a", "a")] == [False, False, True, True]
+    cache.observe(["a", "b"], "session", 1.0)
+    assert not cache.access("a")  # it comes with `renew`, which was not called
+    cache.observe(["a"], "session", 2.0)
+    cache.renew(swap=False)
+    assert cache.access("a")
 
 
 def test_every_prefetch_ends_in_one_way() -> None:
