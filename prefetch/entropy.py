@@ -125,6 +125,11 @@ class AccessEntropy:
         """The entropy as a share of its greatest value for this many keys, in [0, 1]."""
         return normalised_entropy(self.bits, len(self._weights))
 
+    def share(self, key: Hashable) -> float:
+        """Return the key's part of all decayed accesses, in [0, 1]; 0 for one without weight."""
+        total = self._sum.value
+        return min(1.0, self._weights.get(key, 0.0) / total) if total > 0.0 else 0.0
+
     @property
     def key_count(self) -> int:
         """How many keys still have weight."""

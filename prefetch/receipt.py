@@ -97,7 +97,8 @@ class Receipt:
         planned_hit_ratio: The plan's prediction, had everything planned been loaded.
         predicted_hit_ratio: The same formula over what was really made resident.
         measured_hit_ratio: Share of unit accesses that found their unit resident; None until
-            `with_measured` is called.
+            `with_measured` is called. A prediction is about the units made resident here; this
+            counts also those that demand has read since.
         measured_accesses: How many unit accesses that figure stands on.
         heat_keys: Content keys with heat that the plan was made from; 0 means a blind warm-up.
         error: Why loading stopped early; None when it did not.

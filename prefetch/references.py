@@ -6,7 +6,7 @@ usable there: "area", a scheme measured on RAG traffic (decayed frequency, and a
 for what was just used), and "lfu-decay" (libcachesim 0.3.5's LFU with dynamic aging does not end
 on some traces). In the smallest rooms, where its S3-FIFO and W-TinyLFU end the process or never
 hit, those of `candidates` stand in. "qlearning" is our own as well: it decides between one tier and
-NVMe.
+NVMe. "entropy-regime" does what the access entropy asks for, "entropy-lru-k" its eviction alone.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 
 from stoker.errors import InputError, UnavailableError
 from stoker.prefetch.candidates import Candidate, DecayedFrequency, Lru, S3Fifo, WTinyLfu
+from stoker.prefetch.entropy_regime import EntropyRegime
+from stoker.prefetch.regime import Regime
 from stoker.prefetch.tiered import QLearning
 
 _NEVER = 1 << 60
@@ -118,7 +120,12 @@ _LIBRARY_NAMES = {
 }
 # What issue and documentation compare with; `all` runs these, `stoker` and `belady`.
 COMPARED = ("lru", "lfu-decay", "w-tinylfu", "s3-fifo", "sieve", "arc", "lru-k", "area")
-REFERENCES = (*COMPARED, "qlearning", *(n for n in _LIBRARY_NAMES if n not in COMPARED))
+REFERENCES = (
+    *COMPARED,
+    "qlearning",
+    "entropy-regime",
+    *(n for n in _LIBRARY_NAMES if n not in COMPARED),
+)
 
 
 def require(names: Iterable[str]) -> None:
@@ -139,6 +146,10 @@ def reference(name: str, capacity: int) -> Reference:
     """
     if name == "qlearning":
         return _Ours([QLearning(capacity)])
+    if name == "entropy-regime":
+        return _Ours([EntropyRegime(capacity)])
+    if name == "entropy-lru-k":
+        return _Ours([EntropyRegime(capacity, regime=Regime.EVICT)])
     if name == "lfu-decay":
         return _Ours([DecayedFrequency(capacity)])
     if name == "s3-fifo" and capacity < _S3_FIFO_MIN:

@@ -25,8 +25,9 @@ _EXAMPLES = """examples:
 formats: ragpulse, mooncake (JSON lines of those data sets), events (one CloudEvents envelope a
 line), lines (one key a line), int32be, int64be (big-endian integers). gzip and xz are read.
 policies: stoker (ours, with its defaults), lru, lfu-decay, w-tinylfu, s3-fifo, sieve, arc, lru-k,
-area, belady, qlearning (needs torch), and others of libcachesim; all = ours, the eight before
-belady, and belady. With --tiers: qlearning, lru, frequency, oracle; all = these four.
+area, belady, qlearning (needs torch), entropy-lru-k, entropy-regime, and others of libcachesim;
+all = ours, the eight before belady, and belady. With --tiers: qlearning, lru, frequency, oracle;
+all = these four.
 made traces: drift:SEED (popularity that drifts, sessions, one-offs), jobs:SEED (half of it a job
 that comes back); with :mixed, keys of three sizes."""
 

@@ -7,7 +7,8 @@ by decayed demand; each row adds one piece. Query clusters are those of what a q
 because the trace has neither texts nor vectors; terms and entities are measured on data that has
 texts (`bench_prefetch_topics`).
 
-Regimes: the policy that the access entropy asks for, against our own and the best simple one.
+Regimes: the policy that the access entropy asks for, and what `entropy_regime` makes of all three,
+against our own, LRU and LRU-K. Sharding by features: how often near vectors share a shard.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ import numpy as np
 import structlog
 from bench_prefetch_heat import DATA, RAGPULSE, SIZES, TENANT, coverage, events_of
 from bench_prefetch_topics import TEXTS
+from numpy.typing import NDArray
 
 from stoker.prefetch.entropy import AccessEntropy
+from stoker.prefetch.entropy_regime import feature_shard
 from stoker.prefetch.events import Event
 from stoker.prefetch.granularity import CHUNK, SESSION, TOKEN, Granularity
 from stoker.prefetch.heat import HeatGraph
@@ -195,6 +198,25 @@ def warm_sets(events: Sequence[Event]) -> list[dict[str, Any]]:
     return rows
 
 
+def hit_ratio(policy: str, trace: Trace, capacity: int) -> float:
+    """Return the share of a trace's accesses that a policy hits."""
+    return float(reference(policy, capacity).run(trace.keys).mean())
+
+
+def together(vectors: NDArray[np.float32], shards: int, *, queries: int = 500) -> dict[str, float]:
+    """Return how often a vector's ten nearest lie in its shard, and what part the largest has."""
+    vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    asked = np.random.default_rng(1).choice(len(vectors), min(queries, len(vectors)), replace=False)
+    near = np.argsort(-(vectors[asked] @ vectors.T), axis=1)[:, 1:11]
+    found = feature_shard(vectors, shards)
+    return {
+        "shards": shards,
+        "near together": float((found[near] == found[asked][:, None]).mean()),
+        "by chance": float((np.bincount(found) / len(found)) @ (np.bincount(found) / len(found))),
+        "largest": float(np.bincount(found).max() / len(found)),
+    }
+
+
 def regimes(traces: dict[str, Trace], *, share: float) -> list[dict[str, Any]]:
     """Compare the policy that the entropy asks for; one row a trace."""
     rows = []
@@ -213,10 +235,11 @@ def regimes(traces: dict[str, Trace], *, share: float) -> list[dict[str, Any]]:
                 "regime": regime.name,
                 "capacity": capacity,
                 # "No per-key caching": nothing is kept, so nothing hits.
-                "asked for": float(reference(asked, capacity).run(trace.keys).mean())
-                if asked
-                else 0.0,
-                "lru-k": float(reference("lru-k", capacity).run(trace.keys).mean()),
+                "asked for": hit_ratio(asked, trace, capacity) if asked else 0.0,
+                "all three regimes": hit_ratio("entropy-regime", trace, capacity),
+                "entropy-aware lru-k": hit_ratio("entropy-lru-k", trace, capacity),
+                "lru": hit_ratio("lru", trace, capacity),
+                "lru-k": hit_ratio("lru-k", trace, capacity),
                 "stoker": float(hits.mean()),
                 "sampled": sampling_rate(entropy.bits),
             }
@@ -256,6 +279,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     table = regimes(traces, share=0.05)
     for row in table:
         print({k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()})
+    vectors = np.load(DATA / "vectors" / "docs_minilm_f16.npy").astype(np.float32)
+    for shards in (2, 4, 8, 16):
+        print({k: round(v, 3) for k, v in together(vectors, shards).items()})
     digest = hashlib.blake2b(json.dumps([sets, found, table]).encode(), digest_size=6).hexdigest()
     print(f"{platform.platform()}; python {' '.join(sys.argv)}; result {digest}")
     return 0

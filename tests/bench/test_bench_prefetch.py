@@ -109,6 +109,8 @@ def test_ablation(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
         print(f"\n{bench.render(rows)}\n{table}")
     assert all(0.0 <= share <= 1.0 for row in rows for share in row["coverage"])
     assert table[0]["regime"] in {"PIN", "EVICT", "SHARD"}
+    near = bench.together(np.random.default_rng(2).standard_normal((300, 8)).astype("f4"), 4)
+    assert near["near together"] > near["by chance"]
 
 
 def test_topics(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stoker.errors import InputError
 from stoker.prefetch.coupling import coupled_score, entropy_gate
 from stoker.prefetch.decay import (
     HYPERBOLIC_ERROR_MAX,
@@ -20,6 +21,7 @@ from stoker.prefetch.decay import (
     logarithmic_decay,
 )
 from stoker.prefetch.entropy import AccessEntropy, normalised_entropy, shannon_entropy
+from stoker.prefetch.entropy_regime import EntropyRegime, feature_shard, keep_value
 from stoker.prefetch.granularity import CHUNK, SESSION, TOKEN
 from stoker.prefetch.regime import (
     DriftAlarm,
@@ -212,6 +214,89 @@ def test_regimes_sampling_and_conditions() -> None:
     assert cross_tier_open(0.13, 0.66)
     assert not cross_tier_open(0.12, 0.66)
     assert not cross_tier_open(0.13, 0.65)
+
+
+@given(distances=st.tuples(ages, ages), shares=st.tuples(unit, unit), entropy=unit)
+def test_what_keeping_is_worth_falls_with_distance_and_rises_with_share(
+    distances: tuple[float, float], shares: tuple[float, float], entropy: float
+) -> None:
+    near, far = sorted(distances)
+    less, more = sorted(shares)
+    for share in shares:
+        worth = keep_value(near, share, entropy, room=9)
+        assert 0.0 <= keep_value(far, share, entropy, room=9) <= worth <= 1.0
+        assert keep_value(math.inf, share, entropy, room=9) <= worth
+    assert keep_value(near, less, entropy, room=9) <= keep_value(near, more, entropy, room=9)
+    assert keep_value(0.0, 1.0, entropy, room=1) == pytest.approx(1.0)
+    assert keep_value(math.inf, 0.0, entropy, room=1) == 0.0
+
+
+@settings(deadline=None)
+@given(
+    keys=st.lists(st.integers(0, 40), max_size=400),
+    capacity=st.integers(1, 45),
+    regime=st.sampled_from([None, *Regime]),
+)
+def test_a_cache_of_any_regime_keeps_its_bounds(
+    keys: list[int], capacity: int, regime: Regime | None
+) -> None:
+    cache = EntropyRegime(capacity, regime=regime)
+    inside: set[object] = set()
+    for key in keys:
+        assert cache.access(key) == (key in inside)
+        inside.add(key)
+        inside.discard(cache.gone)
+        if regime is Regime.SHARD:
+            inside.clear()
+        assert set(cache.keys()) == inside
+        cache.check()
+
+
+def test_each_regime_does_what_it_says() -> None:
+    pinned = EntropyRegime(2)
+    for at in range(600):  # one key has nearly everything, a stream of others passes by
+        pinned.access("hot" if at % 20 else f"once {at}")
+    assert pinned.regime is Regime.PIN
+    assert "hot" in pinned
+    twice = EntropyRegime(3, regime=Regime.EVICT)
+    for key in ("a", "a", "b", "c", "d", "e", "f"):  # LRU would have let it go
+        twice.access(key)
+    assert "a" in twice
+    scattered = EntropyRegime(64)
+    for key in range(4000):
+        scattered.access(key)
+    assert scattered.regime is Regime.SHARD
+    full = len(scattered)
+    assert not scattered.access("new")
+    assert "new" not in scattered
+    assert len(scattered) == full
+
+
+@given(shards=st.integers(1, 70), seed=st.integers(0, 5), scale=st.floats(1e-3, 1e3))
+def test_near_vectors_share_a_shard_in_every_process(shards: int, seed: int, scale: float) -> None:
+    rng = np.random.default_rng(seed)
+    vectors = rng.standard_normal((200, 16)).astype(np.float32)
+    found = feature_shard(vectors, shards)
+    assert ((found >= 0) & (found < shards)).all()
+    np.testing.assert_array_equal(found, feature_shard(vectors * np.float32(scale), shards))
+    np.testing.assert_array_equal(found[7:9], feature_shard(vectors[7:9], shards))
+    close = vectors + 0.01 * rng.standard_normal(vectors.shape).astype(np.float32)
+    assert (feature_shard(close, shards) == found).mean() > 0.85
+    for odd in (0, 1 << 17):
+        with pytest.raises(InputError, match="shards"):
+            feature_shard(vectors, odd)
+    with pytest.raises(InputError, match="shape"):
+        feature_shard(vectors[0], 2)
+
+
+def test_shares_add_up_to_one() -> None:
+    entropy = AccessEntropy()
+    assert entropy.share("a") == 0.0
+    for key in "abracadabra" * 300:
+        entropy.add(key)
+    assert sum(map(entropy.share, "abrcd")) == pytest.approx(1.0)
+    assert entropy.share("z") == 0.0
+    assert entropy.share("a") > entropy.share("b")
 
 
 def test_samples_have_their_rate_and_nest() -> None:
