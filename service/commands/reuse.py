@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
+import zlib
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO, cast
 
 from stoker.errors import InputError
 from stoker.kvcache.reuse_evaluation import (
@@ -29,7 +31,12 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
         '"b_vec"; without vectors the bundled model embeds the texts',
     )
     parser.add_argument("action", choices=["evaluate"], help="evaluate: run over a file of pairs")
-    parser.add_argument("--pairs", required=True, metavar="FILE.jsonl", help="the labelled pairs")
+    parser.add_argument(
+        "--pairs",
+        required=True,
+        metavar="FILE.jsonl",
+        help="the labelled pairs, perhaps packed by gzip",
+    )
     parser.add_argument(
         "--delta",
         type=float,
@@ -76,7 +83,7 @@ def read_pairs(path: Path) -> list[Pair]:
     """
     pairs = []
     try:
-        with path.open(encoding="utf-8-sig") as file:  # some editors begin a file with a mark
+        with _open_text(path) as file:
             for number, line in enumerate(file, start=1):
                 if not line.strip():
                     continue
@@ -90,12 +97,21 @@ def read_pairs(path: Path) -> list[Pair]:
                     pairs.append(pair_of(document, line=number))
                 except InputError as error:
                     raise InputError(f"{path}: {error}") from error
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"{path}: cannot be read: {reason}") from error
     if not pairs:
         raise InputError(f"{path}: expected at least one pair, found none")
     return pairs
+
+
+def _open_text(path: Path) -> TextIO:
+    """Open a file as text, unpacking gzip; some editors begin a file with a mark."""
+    with path.open("rb") as file:
+        packed = file.read(2) == b"\x1f\x8b"
+    if packed:
+        return cast(TextIO, gzip.open(path, "rt", encoding="utf-8-sig"))
+    return path.open(encoding="utf-8-sig")
 
 
 def _embed(texts: list[str], config: Any, bar: Any, task: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import json
 import random
 from pathlib import Path
@@ -298,6 +299,12 @@ def test_command_prints_json_and_names_bad_lines(
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())  # a mark that some editors write
     assert cli.main(["reuse", "evaluate", "--pairs", str(path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["pairs"] == len(lines)
+    path.write_bytes(gzip.compress(path.read_bytes()))
+    assert cli.main(["reuse", "evaluate", "--pairs", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["pairs"] == len(lines)
+    path.write_bytes(path.read_bytes()[:-40])
+    assert cli.main(["reuse", "evaluate", "--pairs", str(path), "--json"]) == 3
+    assert "cannot be read" in capsys.readouterr().err
     path.write_text("\n" + "[" * 100_000)
     assert cli.main(["reuse", "evaluate", "--pairs", str(path)]) == 3
     assert "line 2" in capsys.readouterr().err
