@@ -33,6 +33,7 @@ from stoker.service import (
     routes_events,
     routes_health,
     routes_logging,
+    routes_placement,
     routes_search,
     routes_warmup,
 )
@@ -97,6 +98,7 @@ def make_app(engine: Engine, settings: ServiceSettings) -> web.Application:
         routes_events,
         routes_warmup,
         routes_logging,
+        routes_placement,
         routes_health,
     ):
         routes.add_routes(app)

@@ -156,8 +156,8 @@ def _document(members: _Members) -> DocumentRow:
     return DocumentRow(document_id, text, vector, metadata)
 
 
-def parse_delete(query: Mapping[str, str]) -> str | None:
-    """Read the query of DELETE /v1/documents/{id}: the tenant it names.
+def parse_tenant(query: Mapping[str, str]) -> str | None:
+    """Read the query of a path that names one document: the tenant whose it is.
 
     A parameter that is spelled wrong is refused, or another tenant's document would be deleted.
     """

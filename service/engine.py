@@ -49,6 +49,7 @@ from stoker.service.kv_groups import is_grouped
 from stoker.service.metrics import Metrics
 from stoker.service.problems import (
     DeadlinePassed,
+    FeatureOff,
     RequestError,
 )
 from stoker.service.reuse_front import ReuseFront
@@ -416,6 +417,18 @@ class Engine:
             LogUnavailable: the log is away; nothing was acknowledged.
         """
         self._events.append(events)
+
+    # -- placement -------------------------------------------------------------------------
+
+    def explain_placement(self, tenant: str, document_id: str) -> dict[str, Any]:
+        """Return why a passage is kept or not; see `LivePlacement.explain`.
+
+        Raises:
+            FeatureOff: no placement runs here.
+        """
+        if self._parts.placement is None:
+            raise FeatureOff("no policies are compared here; service.placement is off")
+        return self._parts.placement.explain(tenant, document_id)
 
     # -- warming ---------------------------------------------------------------------------
 

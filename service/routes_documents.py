@@ -11,8 +11,8 @@ from stoker.service.answers import WriteAnswer
 from stoker.service.bodies import (
     DocumentRow,
     check_name,
-    parse_delete,
     parse_documents,
+    parse_tenant,
 )
 from stoker.service.engine import Engine
 from stoker.service.request_state import (
@@ -49,7 +49,7 @@ async def _upsert(request: web.Request) -> web.StreamResponse:
 async def _delete(request: web.Request) -> web.StreamResponse:
     engine = request.app[ENGINE]
     document_id = check_name(request.match_info["id"], "id", DOCUMENT_ID_BYTES_MAX, where="id")
-    tenant = tenant_of(request, parse_delete(request.query))
+    tenant = tenant_of(request, parse_tenant(request.query))
     count = await request.app[LANES].write.run(
         engine.config.service.write_deadline_s,
         lambda _left_s: engine.delete(tenant, document_id),

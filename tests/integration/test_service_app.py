@@ -469,6 +469,8 @@ async def test_keys_decide_the_tenant(start: Start) -> None:
     await problem(response, 403, "tenant-forbidden")
     response = await client.delete("/v1/documents/x?tenant=b", headers=auth(KEY_A))
     await problem(response, 403, "tenant-forbidden")
+    response = await client.get("/v1/placement/x?tenant=b", headers=auth(KEY_A))
+    await problem(response, 403, "tenant-forbidden")
     response = await client.post("/v1/events", json=[EVENT], headers=auth(KEY_B))
     body = await problem(response, 403, "tenant-forbidden")
     assert body["where"] == "/0/data/tenant"

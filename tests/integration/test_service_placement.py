@@ -7,9 +7,12 @@ import os
 import re
 import subprocess
 import sys
+import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -62,6 +65,13 @@ def metric(url: str, name: str) -> dict[str, float]:
     return {labels: float(value) for labels, value in rows}
 
 
+def explained(url: str, name: str) -> dict[str, Any]:
+    path = f"{url}/v1/placement/{urllib.parse.quote(name, safe='')}"
+    with urllib.request.urlopen(path, timeout=60) as answer:
+        found: dict[str, Any] = json.load(answer)
+    return found
+
+
 def test_live_searches_reach_the_arena_and_the_entropy(
     url: tuple[str, str], vectors: np.ndarray
 ) -> None:
@@ -73,6 +83,8 @@ def test_live_searches_reach_the_arena_and_the_entropy(
         if mode == "off":
             assert metric(address, accesses) == {"": 0.0}
             assert metric(address, "stoker_prefetch_entropy_streams") == {}
+            with pytest.raises(urllib.error.HTTPError, match="501"):
+                explained(address, "c0")
             return
         seen = 0.0
         while seen < 300.0:  # the thread ticks by itself; the test's own limit ends this
@@ -82,6 +94,13 @@ def test_live_searches_reach_the_arena_and_the_entropy(
     assert metric(address, "stoker_prefetch_placement_hits_total")[""] >= 250.0
     acting = metric(address, "stoker_prefetch_policy_acting_state")
     assert sum(acting.values()) == 1.0
+    why = explained(address, "c0")
+    assert acting[f'{{policy="{why["acting"]}"}}'] == 1.0
+    assert all(isinstance(term, float) for term in why["forecast"].values())
+    assert why["forecast"], "it was asked for over and over"
+    never = explained(address, "never/asked for#1")
+    assert (never["id"], never["forecast"]) == ("never/asked for#1", {})
+    assert never["qlearning"] is None
     streams = metric(address, "stoker_prefetch_entropy_streams")
     assert sum(streams.values()) == 2.0  # the tenant, and its route
     bits = metric(address, "stoker_prefetch_entropy_bits")

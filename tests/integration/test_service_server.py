@@ -198,6 +198,11 @@ def test_live_answers_keep_to_the_document(server: Server, document: dict[str, A
     for body in ({"level": "trace"}, {}, {"level": "info", "logger": "x"}):
         send("PUT", "/v1/log-level", body)
     assert send("PUT", "/v1/log-level", {"level": "info"})["level"] == "info"
+    placement = "/v1/placement/{id}"
+    why = send("GET", "/v1/placement/c0", template=placement)
+    assert (why["id"], why["tenant"]) == ("c0", "default")
+    send("GET", "/v1/placement/c0?tennant=a", template=placement)
+    send("GET", f"/v1/placement/{'x' * 513}", template=placement)
     send("GET", "/livez")
     assert send("GET", "/readyz")["ready"]
     assert b"stoker_service_requests_total" in send("GET", "/metrics")

@@ -16,7 +16,7 @@ from stoker.index.document_values import (
     check_tenant,
 )
 from stoker.service.bodies import (
-    parse_delete,
+    parse_tenant,
     parse_documents,
     parse_events,
     parse_search,
@@ -115,10 +115,10 @@ def test_an_unknown_member_names_the_nearest() -> None:
 )
 def test_a_delete_never_guesses_whose_document_is_meant(query: dict[str, str], where: str) -> None:
     with pytest.raises(RequestError) as caught:
-        parse_delete(query)
+        parse_tenant(query)
     assert caught.value.where == where
-    assert parse_delete({"tenant": "a"}) == "a"
-    assert parse_delete({}) is None
+    assert parse_tenant({"tenant": "a"}) == "a"
+    assert parse_tenant({}) is None
 
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"\xff", b"NaN", b'{"text": NaN}'])
