@@ -62,8 +62,6 @@ PROBE_S = 0.1
 RETURNED_S = 3.0  # the first seconds of a replica that came back
 WAIT_S = 120.0
 ONCE = RetryPolicy(retries_max=0)
-# Ahead of other programs; what is started from here is not.
-AHEAD = os.SCHED_RR | os.SCHED_RESET_ON_FORK
 
 
 @dataclasses.dataclass(frozen=True)
@@ -274,10 +272,10 @@ class Fleet:
         return time.monotonic() - self._began_s
 
     async def roll(self, warm: str) -> Run:
-        """Bring the fleet up warm, send the traffic, and restart each replica in it."""
+        """Bring the fleet up warm, by its heat, send the traffic, and restart each replica in it."""
         options = self.options
         await asyncio.gather(
-            *(asyncio.to_thread(replica.start, "all", options) for replica in self.replicas)
+            *(asyncio.to_thread(replica.start, "auto", options) for replica in self.replicas)
         )
         probing = asyncio.create_task(self._probe())
         while not all(replica.ready for replica in self.replicas):
@@ -367,7 +365,7 @@ def ahead(process: subprocess.Popen[str] | None) -> None:
     assert process is not None
     for task in Path(f"/proc/{process.pid}/task").iterdir():
         with contextlib.suppress(OSError):
-            os.sched_setscheduler(int(task.name), AHEAD, os.sched_param(1))
+            os.sched_setscheduler(int(task.name), os.SCHED_RR, os.sched_param(1))
 
 
 def measure(prepared: Prepared, method: str, options: Options) -> Run:
@@ -531,7 +529,8 @@ def main(argv: Sequence[str]) -> int:
     if args.prepare:
         return 0
     with contextlib.suppress(OSError):  # where it is not allowed, the traffic is as all others
-        os.sched_setscheduler(0, AHEAD, os.sched_param(1))
+        # Not what is started from here: a replica gets there when it answers.
+        os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
     runs = {name: measure(prepared, name, options) for name in args.methods.split(",")}
     text = "\n".join([table(runs), "", *(f"* {fact}" for fact in facts(prepared, runs, options))])
     print(text)
