@@ -222,9 +222,13 @@ class ReusePolicy:
             rank: int | None = self._rank_to_reuse(shares)
         else:
             # Errors cost nothing but time here. Two forecasts, each too high in its own case: those
-            # counted are from when less was known, and the fitted ones smear few errors.
-            shares = self.FORECAST * np.sqrt(counted * np.cumsum(chances) / ranks)
-            even = int(np.searchsorted(chances, self.EVEN * self._delta, side="right"))
+            # counted are from when less was known, and the fitted ones smear few errors. Where
+            # guards refuse most of what is wrong, the fit lends those errors to what they pass: all
+            # in all its chances must come to no more than was counted there.
+            fitted = np.cumsum(chances)
+            lent = min(1.0, float((errors[-1] + self.UNSEEN) / fitted[-1]))
+            shares = self.FORECAST * np.sqrt(counted * lent * fitted / ranks)
+            even = int(np.searchsorted(lent * chances, self.EVEN * self._delta, side="right"))
             rank = self._rank_to_prove(shares[:even])
         if rank is None:
             return

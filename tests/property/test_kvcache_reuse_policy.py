@@ -54,6 +54,25 @@ def test_coverage_over_seeds() -> None:
     assert reused > 150 * seeds, "a policy that never reuses proves nothing here"
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_errors_that_guards_refuse_do_not_delay_the_proof(seed: int) -> None:
+    """Half of the pairs are wrong, look like the others, and are refused: the rest is clean."""
+    rng = np.random.default_rng((67, seed))
+    policy = ReusePolicy(delta=0.01, alpha=ALPHA, verify_ratio=0.1)
+    clean = 0
+    for _ in range(2_000):
+        features = pair_features(
+            SAME, SAME, similarity=1.0 - 0.2 * float(rng.random()), around=NO_NEIGHBORHOOD
+        )
+        wrong = bool(rng.random() < 0.5)
+        verdict = policy.refuse() if wrong else policy.decide(features, float(rng.random()))
+        clean += not wrong
+        if verdict.allowed:
+            break
+        policy.learn(verdict, features, same=not wrong)
+    assert clean <= 700, "367 clean picks prove 1 %: twice as many candidates are enough"
+
+
 def test_reuses_are_watched_by_what_the_proof_could_bear() -> None:
     """All are verified while one error would end the proof, then fewer, never under the least."""
     rng = np.random.default_rng(59)
