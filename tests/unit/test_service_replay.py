@@ -22,11 +22,13 @@ from stoker.prefetch.events import (
     Event,
     encode,
     new_event,
+    partition_key,
 )
 from stoker.prefetch.heat import HeatGraph
 from stoker.prefetch.settings import PrefetchSettings
 from stoker.service.cli import main
 from stoker.service.commands.replay import parse_speed, parse_until
+from stoker.service.consume import ConsumeLoop
 from stoker.service.embedded_log import EmbeddedLog
 from stoker.service.embedded_topic import EmbeddedOptions
 from stoker.service.replay import ReplayReport, VirtualClock, replay
@@ -196,6 +198,32 @@ def test_a_log_folder_is_read_in_the_order_of_arrival(tmp_path: Path) -> None:
         source(tmp_path)
     with pytest.raises(InputError, match="no such file"):
         source(tmp_path / "nothing")
+
+
+def test_a_replay_ends_with_the_demand_of_the_server_that_was_recorded(tmp_path: Path) -> None:
+    """Same events, other partitions and batches: each chunk is asked for as much as live."""
+    now = [START_S]
+    log = EmbeddedLog(tmp_path / "log", EmbeddedOptions(clock=lambda: now[0]))
+    log.ensure_topic(TopicSpec("stoker.events.v1", partition_count=4, retention_s=None))
+    for i in range(66):
+        now[0] = START_S + 30.0 * i
+        one = event(i, at_s=30.0 * i - (900.0 if i % 7 == 0 else 0.0))  # some come late
+        log.append("stoker.events.v1", partition_key(one), [encode(one)] * (1 + (i % 11 == 0)))
+    live = HeatGraph()
+    loop = ConsumeLoop(
+        log, "stoker.events.v1", "live", open_sink=lambda _: live, snapshot_path=None,
+        clock=lambda: now[0],
+    )  # fmt: skip
+    while loop.stats().records < 72:
+        loop.step(0.2)
+    loop.close()
+    log.close()
+    report, again = run(tmp_path / "log", tmp_path / "replayed", tick_s=600.0)
+    assert (report.events, report.duplicates) == (live.events_applied, 6)
+    assert again.watermark_s == live.watermark_s
+    demand = live.demand(now[0])
+    assert again.demand(now[0]) == pytest.approx(demand, rel=1e-12)
+    assert len(demand) == 7
 
 
 def ragpulse(path: Path) -> Path:
