@@ -272,7 +272,7 @@ class Fleet:
         return time.monotonic() - self._began_s
 
     async def roll(self, warm: str) -> Run:
-        """Bring the fleet up warm, by its heat, send the traffic, and restart each replica in it."""
+        """Bring the fleet up warm by its heat, send the traffic, and restart each replica."""
         options = self.options
         await asyncio.gather(
             *(asyncio.to_thread(replica.start, "auto", options) for replica in self.replicas)
