@@ -58,7 +58,7 @@ _TERMS: tuple[tuple[str, float, float], ...] = (
     ("companions", 60.0, 1.25e-2),
     ("companions", 600.0, 1.0e-3),
     ("companions", 7200.0, 2.4e-4),
-    ("companions", 86400.0, 1.0e-4),
+    ("companions", 86400.0, 1.3e-4),
     ("companions by rank", 60.0, 2.5e-2),
     ("companions by rank", 600.0, 1.0e-3),
 )

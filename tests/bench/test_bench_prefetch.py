@@ -66,8 +66,11 @@ def test_placement(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
     assert all(row["stoker"] <= row["all"] >= row["belady"] for row in table)
     assert table[0]["all"] == pytest.approx(trace.footprint / len(trace))
     assert table[2]["stoker"] > 0.0
+    draws = bench.sampled(trace, "20", samples=1)
+    assert all(0.0 < row["hit_ratios"][0] < 1.0 for row in draws)
     with capsys.disabled():
         print(bench.render_misses({20: table}))
+        print(bench.render_ablation(draws, "20"))
 
 
 def test_heat(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
