@@ -7,6 +7,8 @@ most of it embedding). Shapes:
   the same, the others another action, object or name;
 * ``claims``: scifact's claims in other words around them; near misses say the opposite;
 * ``turns``: mtrag's questions as asked and as rewritten for their context, and said politely;
+* ``differences``: requests with one clear difference each, by kind: a number, a place, who to whom,
+  with and without, a date, a version, a negation;
 * ``random``: banking77's questions, partners drawn at random and from near misses, so that a
   question's neighbours say nothing about its pair.
 
@@ -52,6 +54,18 @@ NAMES = (
     "sales", "billing", "team", "monthly", "draft", "shared", "old", "main", "private", "customer",
     "test", "partner", "travel", "payroll", "support", "project", "legal", "vendor",
 )  # fmt: skip
+DEEDS = (
+    "deploy", "restore", "migrate", "configure", "monitor", "archive", "replicate", "scale",
+    "audit", "patch", "restart", "resize", "index", "publish", "encrypt", "throttle",
+)  # fmt: skip
+THINGS = (
+    "database", "billing report", "message queue", "payment gateway", "search cluster",
+    "customer portal", "backup job", "audit log", "web server", "build pipeline", "mail relay",
+    "license server", "feature flag", "access policy", "storage bucket", "data warehouse",
+)  # fmt: skip
+PLACES = ("Berlin", "Madrid", "Oslo", "Tokyo", "Dublin", "Prague", "Lima", "Cairo")
+FIRMS = ("Acme", "Globex", "Initech", "Umbrella", "Hooli", "Stark")
+VERSIONS = ("1.2.3", "1.20.3", "2.0.1", "2.0.10", "3.1", "3.10")
 AROUND = (
     "is it true that {x}?", "does the evidence show that {x}?", "we ask whether {x}", "{x}",
     "{x}, right?", "studies say {x}", "can you verify that {x}?", "I read that {x}.",
@@ -93,6 +107,43 @@ def templates(rng: random.Random, count: int) -> list[Labelled]:
         a, b = said(one), said(other)
         if a != b:
             pairs.append((a, b, one == other))
+    return pairs
+
+
+def differences(rng: random.Random, count: int, *, same_ratio: float = 0.5) -> list[Labelled]:
+    def pair() -> tuple[str, str]:
+        begin = f"{rng.choice(DEEDS)} the {rng.choice(THINGS)}"
+        kind = rng.randrange(7)
+        if kind == 0:
+            one, other = rng.sample(range(2, 90), 2)
+            return f"{begin} to {one} nodes", f"{begin} to {other} nodes"
+        if kind == 1:
+            here, there = rng.sample(PLACES, 2)
+            return f"{begin} in {here}", f"{begin} in {there}"
+        if kind == 2:
+            giver, taker = rng.sample(FIRMS, 2)
+            return f"{begin} from {giver} to {taker}", f"{begin} from {taker} to {giver}"
+        if kind == 3:
+            return f"{begin} with downtime", f"{begin} without downtime"
+        if kind == 4:
+            day = rng.randrange(1, 28)
+            month = f"{rng.randrange(2015, 2025)}-{rng.randrange(1, 13):02}"
+            return f"{begin} of {month}-{day:02}", f"{begin} of {month}-{day + 1:02}"
+        if kind == 5:
+            one_version, other_version = rng.sample(VERSIONS, 2)
+            return f"{begin} version {one_version}", f"{begin} version {other_version}"
+        return begin, f"not {begin}"
+
+    pairs: list[Labelled] = []
+    while len(pairs) < count:
+        said, other = pair()
+        same = rng.random() < same_ratio
+        if not same and rng.random() < 0.3:
+            other = pair()[0]  # nothing alike
+        one_ask, other_ask = rng.sample(ASKS, 2)
+        other = said if same else other
+        if same or said != other:
+            pairs.append((one_ask.format(x=said), other_ask.format(x=other), same))
     return pairs
 
 
@@ -167,6 +218,7 @@ def build(shape: str, data: Path, *, seed: int, order: int, count: int) -> list[
     rng = random.Random(seed)
     makers = {
         "templates": lambda: templates(rng, count),
+        "differences": lambda: differences(rng, count),
         "claims": lambda: claims(rng, data),
         "turns": lambda: turns(rng, data),
         "random": lambda: at_random(rng, data, count),
@@ -182,7 +234,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, default=Path(__file__).parents[3] / "shared/data")
     parser.add_argument(
-        "--shape", required=True, choices=["templates", "claims", "turns", "random"]
+        "--shape",
+        required=True,
+        choices=["templates", "differences", "claims", "turns", "random"],
     )
     parser.add_argument("--seed", type=int, default=0, help="of the pairs")
     parser.add_argument("--order", type=int, default=0, help="of their arrival")
