@@ -16,11 +16,12 @@ from typing import Any, Final
 import numpy as np
 
 import stoker.kernels._core as _core
+from stoker.index.coarse_basis import BasisLayout
 from stoker.index.paged_file import PAGE_BYTES_MAX, SegmentFileCorrupt, SegmentVersionUnknown
 
 FORMAT: Final = "stoker-segment"
-VERSION: Final = 3
-_VERSIONS_READ: Final = (1, 2, 3)
+VERSION: Final = 4
+_VERSIONS_READ: Final = (1, 2, 3, 4)
 NAME: Final = "manifest.json"
 # Zero bytes behind a page's last links record, so that an id is one unaligned 8-byte read.
 LINK_PADDING: Final = 8
@@ -224,6 +225,15 @@ class Manifest:
     coarse_per_page: int = 0
     coarse_wide_blocks: int = 0
     coarse_directions: int = 0
+    coarse_fine: int = 0
+    coarse_blocks: int = 0
+
+    @property
+    def basis(self) -> BasisLayout:
+        """How transform.stk and coarse codes hold a basis."""
+        return BasisLayout(
+            self.coarse_directions, self.coarse_wide_blocks, self.coarse_fine, self.coarse_blocks
+        )
 
     @property
     def has_coarse(self) -> bool:
@@ -289,6 +299,8 @@ def _crc_of(body: dict[str, Any]) -> int:
 
 def _from_json(body: dict[str, Any]) -> Manifest:
     # What a version did not have yet.
+    if body["version"] < 4:
+        body = {**body, "coarse_fine": 0, "coarse_blocks": 0}
     if body["version"] < 3:
         body = {**body, "coarse_wide_blocks": 0, "coarse_directions": 0}
     if body["version"] < 2:
@@ -325,6 +337,8 @@ def _check(manifest: Manifest, path: Path) -> None:
         "coarse_per_page",
         "coarse_wide_blocks",
         "coarse_directions",
+        "coarse_fine",
+        "coarse_blocks",
     ):
         need(_is_count(getattr(manifest, name)), f"{name} {getattr(manifest, name)!r}")
     need(
@@ -334,9 +348,12 @@ def _check(manifest: Manifest, path: Path) -> None:
     need(
         (manifest.coarse_wide_blocks > 0) == (manifest.coarse_directions > 0)
         and (manifest.has_coarse or not manifest.coarse_directions)
-        and manifest.coarse_directions <= manifest.dim,
+        and manifest.coarse_directions <= manifest.dim
+        and manifest.coarse_fine <= manifest.coarse_directions
+        and (manifest.coarse_directions > 0 or not manifest.coarse_blocks),
         f"coarse_directions {manifest.coarse_directions!r}, "
-        f"coarse_wide_blocks {manifest.coarse_wide_blocks!r}",
+        f"coarse_wide_blocks {manifest.coarse_wide_blocks!r}, "
+        f"coarse_fine {manifest.coarse_fine!r}, coarse_blocks {manifest.coarse_blocks!r}",
     )
     need(
         isinstance(manifest.file_crcs, dict)

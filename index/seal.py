@@ -25,7 +25,7 @@ import stoker.kernels._core as _core
 from stoker.errors import InputError
 from stoker.index.blas_threads import one_blas_thread
 from stoker.index.calibration import Probe, calibrate
-from stoker.index.coarse_basis import basis_bytes, choose_basis
+from stoker.index.coarse_basis import basis_bytes, choose_basis, coarse_record_bytes
 from stoker.index.exact import unit_rows
 from stoker.index.hnsw_graph import HnswGraph
 from stoker.index.ids import write_ids
@@ -268,6 +268,8 @@ class _Sealer:
             coarse_per_page=self.infos["coarse"].per_page if self.coarse else 0,
             coarse_wide_blocks=basis.wide_blocks if basis else 0,
             coarse_directions=basis.directions if basis else 0,
+            coarse_fine=basis.fine if basis else 0,
+            coarse_blocks=basis.blocks if basis else 0,
         )
         sealed_at = time.monotonic()
         if probe is not None and g.count:
@@ -403,7 +405,7 @@ class _Sealer:
         count = len(order)
         code_bytes = _core.code_record_bytes(self.dim)
         refine_bytes = _core.refine_record_bytes(self.dim)
-        coarse_bytes = _core.coarse_record_bytes(self.dim)
+        coarse_bytes = coarse_record_bytes(basis, self.dim)
         vector_bytes = self.dim * (2 if self.half else 4)
 
         def writer(part: str, record: int, per_page: int) -> PagedFileWriter:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 import stoker.kernels._core as _core
 from stoker.errors import InputError
-from stoker.index.coarse_basis import basis_of, basis_size
+from stoker.index.coarse_basis import basis_memory, basis_of, basis_size
 from stoker.index.manifest import FILES, Manifest
 from stoker.index.paged_file import HEADER_BYTES, PagedFile, SegmentFileCorrupt
 from stoker.index.residency import PAGE_KINDS, KindResidency, Residency
@@ -39,8 +39,9 @@ _ANYWHERE_RERANK: Final = 0.03
 _VECTORS_WORTH_FACTOR: Final = 2.0
 _VECTORS_WORTH_MIN: Final = 0.02
 _VECTORS_WORTH_MAX: Final = 0.05
-# The navigation set is held for good where it leaves a budget this much at least.
-_NAVIGATION_SHARE_MAX: Final = 0.95
+# The navigation set is held for good where it is no more of a budget than this: what is left are
+# pages that settle answers, and one that a walk misses costs more than many of those spare.
+_NAVIGATION_SHARE_MAX: Final = 0.98
 # What a walk misses comes in clusters of this size while the pool has room to spare: a cloud volume
 # counts reads, up to more than this, not bytes.
 _CLUSTER_BYTES: Final = 32 << 10
@@ -139,7 +140,7 @@ class SegmentPages:
                 )
             self._files[part] = file
         centre = self._files["transform"].read_bytes()
-        basis = basis_size(m.coarse_directions, m.dim)
+        basis = basis_size(m.basis, m.dim)
         if len(centre) != 4 * m.dim + basis:
             raise SegmentFileCorrupt(
                 f"{self._files['transform'].path}: {len(centre)} bytes, expected "
@@ -157,7 +158,7 @@ class SegmentPages:
         parts = _PARTS[self.navigation_bits]
         pages = sum(self._files[part].info.page_count for part in parts)
         # What is held beside the pages counts too.
-        beside = basis if self.navigation_bits == 2 else 0
+        beside = basis_memory(m.basis, m.dim) if self.navigation_bits == 2 else 0
         wanted = pages if memory_bytes == 0 else max(memory_bytes - beside, 0) // m.page_bytes
         walked = sum(self._files[part].info.page_count for part in ("links", self._walked))
         # What is read to re-rank comes and goes; a walk that has lost a page waits for it.
@@ -185,9 +186,7 @@ class SegmentPages:
             )
         self.centre = centre[: 4 * m.dim].view("<f4").astype(np.float32)
         self.basis = (
-            basis_of(centre[4 * m.dim :], m.coarse_wide_blocks, m.coarse_directions, m.dim)
-            if self.navigation_bits == 2
-            else None
+            basis_of(centre[4 * m.dim :], m.basis, m.dim) if self.navigation_bits == 2 else None
         )
 
     def _choose_bits(self, memory_bytes: int, settings: IndexSettings) -> int:

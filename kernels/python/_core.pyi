@@ -28,8 +28,10 @@ def ids_of_rows(ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='
 class CoarseBasis:
     """The directions that coarse codes keep, and with how many bits."""
 
-    def __init__(self, *, wide_blocks: int, wide_step: float, narrow_step: float, rows: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> None:
-        """`rows`: bits of float16, shape (directions, dim)."""
+    def __init__(self, *, wide_blocks: int, fine: int, blocks: int, steps: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], rows: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> None:
+        """
+        `steps`: float32, shape (directions,); `rows`: bits of float16, shape (directions, dim).
+        """
 
     @property
     def wide_blocks(self) -> int: ...
@@ -38,10 +40,13 @@ class CoarseBasis:
     def directions(self) -> int: ...
 
     @property
-    def wide_step(self) -> float: ...
+    def fine(self) -> int: ...
 
     @property
-    def narrow_step(self) -> float: ...
+    def blocks(self) -> int: ...
+
+    @property
+    def steps(self) -> NDArray[numpy.float32]: ...
 
     @property
     def rows(self) -> NDArray[numpy.uint16]:

@@ -123,21 +123,25 @@ NB_MODULE(_core, m) {
       m, "CoarseBasis", "The directions that coarse codes keep, and with how many bits.")
       .def(
           "__init__",
-          [](stoker::CoarseBasis* self, std::size_t wide_blocks, float wide_step, float narrow_step,
-             Matrix<std::uint16_t> rows) {
+          [](stoker::CoarseBasis* self, std::size_t wide_blocks, std::size_t fine,
+             std::size_t blocks, Vector<float> steps, Matrix<std::uint16_t> rows) {
             new (self) stoker::CoarseBasis();
             self->wide_blocks = wide_blocks;
             self->directions = rows.shape(0);
-            self->wide_step = wide_step;
-            self->narrow_step = narrow_step;
+            self->fine = fine;
+            self->blocks = blocks;
+            self->steps.assign(steps.data(), steps.data() + steps.shape(0));
             self->rows.assign(rows.data(), rows.data() + rows.shape(0) * rows.shape(1));
           },
-          nb::kw_only(), "wide_blocks"_a, "wide_step"_a, "narrow_step"_a, "rows"_a,
-          "`rows`: bits of float16, shape (directions, dim).")
+          nb::kw_only(), "wide_blocks"_a, "fine"_a, "blocks"_a, "steps"_a, "rows"_a,
+          "`steps`: float32, shape (directions,); `rows`: bits of float16, shape (directions, dim).")
       .def_ro("wide_blocks", &stoker::CoarseBasis::wide_blocks)
       .def_ro("directions", &stoker::CoarseBasis::directions)
-      .def_ro("wide_step", &stoker::CoarseBasis::wide_step)
-      .def_ro("narrow_step", &stoker::CoarseBasis::narrow_step)
+      .def_ro("fine", &stoker::CoarseBasis::fine)
+      .def_ro("blocks", &stoker::CoarseBasis::blocks)
+      .def_prop_ro(
+          "steps", [](const stoker::CoarseBasis& self) { return copy_vector(self.steps); },
+          nb::rv_policy::automatic)
       .def_prop_ro(
           "rows", [](const stoker::CoarseBasis& self) { return copy_vector(self.rows); },
           nb::rv_policy::automatic, "The same, one row after the other.");
@@ -147,14 +151,14 @@ NB_MODULE(_core, m) {
          const std::optional<stoker::CoarseBasis>& basis) {
         if (centre.shape(0) != vectors.shape(1)) throw stoker::BadInput("centre dimension");
         const std::size_t count = vectors.shape(0);
-        const stoker::CodeShape shape(vectors.shape(1));
+        const stoker::Quantizer quantizer(vectors.shape(1), seed, centre.data(),
+                                          basis.value_or(stoker::CoarseBasis{}));
+        const stoker::CodeShape& shape = quantizer.shape();
         Owned<std::uint8_t> codes(count * shape.code_record_bytes);
         Owned<std::uint8_t> refines(count * shape.refine_record_bytes);
         Owned<std::uint8_t> coarse(count * shape.coarse_record_bytes);
         {
           const nb::gil_scoped_release release;
-          const stoker::Quantizer quantizer(vectors.shape(1), seed, centre.data(),
-                                            basis.value_or(stoker::CoarseBasis{}));
           quantizer.encode(vectors.data(), count, codes.get(), refines.get(), coarse.get());
         }
         return nb::make_tuple(codes.to_numpy({count, shape.code_record_bytes}),

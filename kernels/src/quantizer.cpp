@@ -50,54 +50,97 @@ void put_wide(std::uint8_t* codes, std::size_t i, std::uint8_t cell) {
   byte = static_cast<std::uint8_t>(byte | (cell << (4 * (within / kBlockBytes))));
 }
 
-// `x`: the rotated vector, or, with a basis, its coordinates there, of which each kind of block has
-// cells of its own width.
-void encode_coarse(const float* x, std::size_t dim, const CodeShape& shape,
-                   const CoarseBasis& basis, float sigma, float length2, std::uint8_t* record) {
-  std::memset(record, 0, shape.coarse_bytes);
-  double with_code = 0;
-  std::size_t wide = 0;
-  std::uint8_t* narrow = record;
-  float step = kCoarseStep;
-  if (basis.used()) {
-    wide = std::min(basis.wide_blocks * kBlockDims, basis.directions);
-    narrow = record + basis.wide_blocks * kBlockBytes;
-    dim = basis.directions;
-    step = basis.narrow_step;
-    const float inverse = sigma > 0 ? 1.0f / (basis.wide_step * sigma) : 0.0f;
-    for (std::size_t i = 0; i < wide; ++i) {
-      const std::uint8_t cell = clamp_cell(x[i] * inverse + 8.0f, 15);
-      with_code += static_cast<double>(x[i]) * (static_cast<double>(cell) - 7.5) *
-                   static_cast<double>(basis.wide_step);
-      put_wide(record, i, cell);
-    }
-  }
-  const float inverse = sigma > 0 ? 1.0f / (step * sigma) : 0.0f;
-  const double unit = basis.used() ? static_cast<double>(step) : 1.0;
-  for (std::size_t i = wide; i < dim; ++i) {
-    const std::uint8_t cell = clamp_cell(x[i] * inverse + 2.0f, 3);
-    with_code += static_cast<double>(x[i]) * (static_cast<double>(cell) - 1.5) * unit;
-    put_narrow(narrow, i - wide, cell);
-  }
+// The two numbers of a record: what makes its estimates unbiased, and the squared length.
+void put_numbers(std::uint8_t* at, double with_code, float length2) {
   const float correction =
       with_code > 0 ? static_cast<float>(static_cast<double>(length2) / with_code) : 0.0f;
-  std::memcpy(record + shape.coarse_bytes, &correction, 4);
-  std::memcpy(record + shape.coarse_bytes + 4, &length2, 4);
+  std::memcpy(at, &correction, 4);
+  std::memcpy(at + 4, &length2, 4);
 }
 
-CoarseBasis check_basis(CoarseBasis basis, std::size_t dim, const CodeShape& shape) {
-  if (!basis.used()) return basis;
+// `x`: the rotated vector.
+void encode_plain(const float* x, std::size_t dim, const CodeShape& shape, float sigma,
+                  float length2, std::uint8_t* record) {
+  std::memset(record, 0, shape.coarse_bytes);
+  double with_code = 0;
+  const float inverse = sigma > 0 ? 1.0f / (kCoarseStep * sigma) : 0.0f;
+  for (std::size_t i = 0; i < dim; ++i) {
+    const std::uint8_t cell = clamp_cell(x[i] * inverse + 2.0f, 3);
+    with_code += static_cast<double>(x[i]) * (static_cast<double>(cell) - 1.5);
+    put_narrow(record, i, cell);
+  }
+  put_numbers(record + shape.coarse_bytes, with_code, length2);
+}
+
+// `y`: the vector's coordinates in the basis, each of which has cells of its own width.
+void encode_in_basis(const float* y, const Quantizer& quantizer, float sigma, float length2,
+                     std::uint8_t* record) {
+  const CoarseBasis& basis = quantizer.basis();
+  const std::size_t wide = basis.wide_blocks * kBlockDims;
+  std::uint8_t* const narrow = record + basis.wide_blocks * kBlockBytes;
+  std::memset(record, 0, quantizer.shape().coarse_record_bytes);
+  double with_code = 0;
+  for (std::size_t i = 0; i < basis.directions; ++i) {
+    const std::size_t place = quantizer.places()[i];
+    const float cells = y[i] * (sigma > 0 ? 1.0f / (basis.steps[i] * sigma) : 0.0f);
+    double value;
+    if (i < basis.fine) {
+      const std::uint8_t cell = clamp_cell(cells * 4.0f + 32.0f, 63);
+      value = (static_cast<double>(cell) - 31.5) / 4;
+      put_wide(record, place, static_cast<std::uint8_t>(cell >> 2));
+      put_narrow(narrow, quantizer.fine_places()[i] - wide, static_cast<std::uint8_t>(cell & 3));
+    } else if (place < wide) {
+      const std::uint8_t cell = clamp_cell(cells + 8.0f, 15);
+      value = static_cast<double>(cell) - 7.5;
+      put_wide(record, place, cell);
+    } else {
+      const std::uint8_t cell = clamp_cell(cells + 2.0f, 3);
+      value = static_cast<double>(cell) - 1.5;
+      put_narrow(narrow, place - wide, cell);
+    }
+    with_code += static_cast<double>(y[i]) * value * static_cast<double>(basis.steps[i]);
+  }
+  put_numbers(record + quantizer.shape().coarse_bytes, with_code, length2);
+}
+
+// The places of a code's blocks that hold cells, in order: the last block may end with the numbers.
+std::vector<std::uint16_t> usable_places(const CoarseBasis& basis, std::size_t blocks) {
+  std::vector<std::uint16_t> places;
+  std::size_t at = 0;
+  for (std::size_t block = 0; block < blocks; ++block) {
+    const std::size_t dims = block < basis.wide_blocks ? kBlockDims : kCoarseDims;
+    const bool shared = basis.blocks > 0 && block + 1 == blocks;
+    for (std::size_t i = 0; i < dims; ++i, ++at) {
+      if (shared && i % kBlockBytes >= kBlockBytes - CodeShape::kNumberBytes) continue;
+      places.push_back(static_cast<std::uint16_t>(at));
+    }
+  }
+  return places;
+}
+
+std::size_t usable_in_wide(const CoarseBasis& basis, std::size_t blocks) {
+  const bool shared = basis.blocks > 0 && basis.wide_blocks == blocks;
+  return basis.wide_blocks * kBlockDims - (shared ? 2 * CodeShape::kNumberBytes : 0);
+}
+
+CoarseBasis check_basis(CoarseBasis basis, std::size_t dim) {
+  if (!basis.used()) return {};
   const auto need = [](bool holds, const char* what) {
     if (!holds) throw CorruptData(std::string("coarse basis: ") + what);
   };
-  need(basis.wide_blocks <= shape.coarse_blocks, "more blocks than a code has");
-  const std::size_t room = basis.wide_blocks * kBlockDims +
-                           (shape.coarse_blocks - basis.wide_blocks) * kCoarseDims;
-  need(basis.directions >= 1 && basis.directions <= std::min(room, dim), "too many directions");
+  need(dim <= kProjectDims, "too many dimensions");
+  need(basis.blocks <= CodeShape(dim).blocks, "more blocks than finer codes have");
+  const std::size_t blocks = CodeShape(dim, basis).coarse_blocks;
+  need(basis.wide_blocks <= blocks, "more blocks than a code has");
+  const std::size_t room = usable_places(basis, blocks).size();
+  const std::size_t wide = usable_in_wide(basis, blocks);
+  need(basis.directions >= 1 && basis.directions <= dim, "too many directions");
+  need(basis.fine <= std::min({wide, room - wide, basis.directions}) &&
+           basis.directions + basis.fine <= room,
+       "its directions do not fit a code");
   need(basis.rows.size() == basis.directions * dim, "its size");
-  for (const float step : {basis.wide_step, basis.narrow_step}) {
-    need(step > 1e-6f && step < 1e6f, "a width of cells");
-  }
+  need(basis.steps.size() == basis.directions, "how many widths of cells it has");
+  for (const float step : basis.steps) need(step > 1e-6f && step < 1e6f, "a width of cells");
   for (const std::uint16_t value : basis.rows) {
     need((value & 0x7C00u) != 0x7C00u, "a number that is not finite");
   }
@@ -108,23 +151,35 @@ CoarseBasis check_basis(CoarseBasis basis, std::size_t dim, const CodeShape& sha
 void round_coarse(const Quantizer& quantizer, const float* centred, PreparedQuery& out) {
   const CoarseBasis& basis = quantizer.basis();
   const Kernels& k = kernels();
+  const std::size_t dim = quantizer.dim();
   const std::size_t wide = basis.wide_blocks * kBlockDims;
   const std::size_t narrow_blocks = quantizer.shape().coarse_blocks - basis.wide_blocks;
   const std::size_t padded = wide + narrow_blocks * kCoarseDims;
-  out.along.assign(padded, 0.0f);
-  quantizer.project(centred, out.along.data());
-  for (std::size_t i = 0; i < padded; ++i) {
-    out.along[i] *= i < wide ? basis.wide_step : basis.narrow_step;
+  out.rounded8.resize(dim);
+  out.rounded16.resize(dim);
+  const float largest_of = k.max_abs(centred, dim);
+  const float to16 = largest_of >= kLargestMin ? 8191.0f / largest_of : 0.0f;
+  k.round_query(centred, dim, 0, to16, out.rounded8.data(), out.rounded16.data());
+  out.sums.resize(basis.directions);
+  out.along.resize(basis.directions);
+  quantizer.project_rounded(out.rounded16.data(), largest_of / 8191.0f, out.sums.data(),
+                            out.along.data());
+  out.placed.assign(padded, 0.0f);
+  for (std::size_t i = 0; i < basis.directions; ++i) {
+    out.placed[quantizer.places()[i]] = out.along[i] * basis.steps[i];
   }
-  const float largest = k.max_abs(out.along.data(), padded);
+  for (std::size_t i = 0; i < basis.fine; ++i) {
+    out.placed[quantizer.fine_places()[i]] = out.along[i] * basis.steps[i] * 0.25f;
+  }
+  const float largest = k.max_abs(out.placed.data(), padded);
   out.coarse8.resize(padded);
   out.coarse16.resize(padded);
   const float to8 = largest >= kLargestMin ? 127.0f / largest : 0.0f;
   out.coarse_scale8 = largest / 127.0f;
   const std::int32_t sum_wide =
-      k.round_query(out.along.data(), wide, to8, 0, out.coarse8.data(), out.coarse16.data());
+      k.round_query(out.placed.data(), wide, to8, 0, out.coarse8.data(), out.coarse16.data());
   const std::int32_t sum_narrow =
-      k.round_query(out.along.data() + wide, padded - wide, to8, 0, out.coarse8.data() + wide,
+      k.round_query(out.placed.data() + wide, padded - wide, to8, 0, out.coarse8.data() + wide,
                     out.coarse16.data());
   out.coarse_offset = 7.5f * static_cast<float>(sum_wide) + 1.5f * static_cast<float>(sum_narrow);
 }
@@ -149,13 +204,43 @@ void Rotation::apply(float* vector) const noexcept {
 }
 
 Quantizer::Quantizer(std::size_t dim, std::uint64_t seed, const float* centre, CoarseBasis basis)
-    : dim_(dim), shape_(dim), centre_(centre, centre + dim), rotation_(dim, seed),
-      basis_(check_basis(std::move(basis), dim, shape_)) {}
+    : dim_(dim), centre_(centre, centre + dim), rotation_(dim, seed),
+      basis_(check_basis(std::move(basis), dim)), shape_(dim, basis_) {
+  if (!basis_.used()) return;
+  const std::vector<std::uint16_t> places = usable_places(basis_, shape_.coarse_blocks);
+  const std::size_t wide = usable_in_wide(basis_, shape_.coarse_blocks);
+  for (std::size_t i = 0; i < basis_.fine; ++i) fine_places_.push_back(places[wide + i]);
+  for (std::size_t i = 0; i < basis_.directions; ++i) {
+    places_.push_back(places[i < wide ? i : i + basis_.fine]);
+  }
+  rows8_.reserve(basis_.rows.size());
+  row_scales_.reserve(basis_.directions);
+  for (std::size_t i = 0; i < basis_.directions; ++i) {
+    const std::uint16_t* row = basis_.rows.data() + i * dim_;
+    float largest = 0;
+    for (std::size_t d = 0; d < dim_; ++d) {
+      largest = std::max(largest, std::fabs(half_to_float(row[d])));
+    }
+    const float to8 = largest > 0 ? 127.0f / largest : 0.0f;
+    for (std::size_t d = 0; d < dim_; ++d) {
+      rows8_.push_back(static_cast<std::int8_t>(std::lrintf(half_to_float(row[d]) * to8)));
+    }
+    row_scales_.push_back(largest / 127.0f);
+  }
+}
 
 void Quantizer::project(const float* vector, float* out) const noexcept {
   const Kernels& k = kernels();
   for (std::size_t i = 0; i < basis_.directions; ++i) {
     out[i] = k.dot_f16(vector, basis_.rows.data() + i * dim_, dim_);
+  }
+}
+
+void Quantizer::project_rounded(const std::int16_t* vector, float scale, std::int32_t* sums,
+                                float* out) const noexcept {
+  kernels().project(vector, rows8_.data(), dim_, basis_.directions, sums);
+  for (std::size_t i = 0; i < basis_.directions; ++i) {
+    out[i] = static_cast<float>(sums[i]) * (row_scales_[i] * scale);
   }
 }
 
@@ -177,8 +262,12 @@ void Quantizer::encode(const float* vectors, std::size_t count, std::uint8_t* co
     const float step = 2.0f * kClip / 16.0f * sigma;
     const float inverse = step > 0 ? 1.0f / step : 0.0f;
     if (coarse != nullptr) {
-      encode_coarse(basis_.used() ? along.data() : x.data(), dim_, shape_, basis_, sigma,
-                    static_cast<float>(squared), coarse + row * shape_.coarse_record_bytes);
+      std::uint8_t* const record = coarse + row * shape_.coarse_record_bytes;
+      if (basis_.used()) {
+        encode_in_basis(along.data(), *this, sigma, static_cast<float>(squared), record);
+      } else {
+        encode_plain(x.data(), dim_, shape_, sigma, static_cast<float>(squared), record);
+      }
     }
     // Cells of padding dimensions meet zeros of the query, so any value serves.
     std::fill(high.begin(), high.end(), std::uint8_t{8});

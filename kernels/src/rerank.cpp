@@ -12,6 +12,10 @@ namespace {
 // answer in any way that the expected recall would notice.
 constexpr float kDoubtSigmas = 3.5f;
 
+// What a query that reads may keep of what it may lose. The first page costs it a wait for the device,
+// the next ones hardly more; and the surer it ends, the more others may do without.
+constexpr double kLeftByReads = 0.1;
+
 // Vectors on their way from memory while one is compared.
 constexpr std::size_t kVectorsAhead = 3;
 
@@ -321,7 +325,7 @@ void Walk::answer(std::uint32_t* rows, float* scores) {
   // What is read moves the border, and may leave others in doubt: hence the second helping.
   for (const Grade grade : {Grade::code, Grade::refined, Grade::refined}) {
     if (grade <= codes_.grade || loss <= loss_max || let_off || !may_read()) continue;
-    read_planes(list, count, k, loss_max, grade);
+    read_planes(list, count, k, kLeftByReads * loss_max, grade);
     std::sort(list.begin(), end(), nearer);
     loss = expected_loss(list, count, k);
   }

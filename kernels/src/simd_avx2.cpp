@@ -63,12 +63,39 @@ void dot_code2(const std::int8_t* q8, std::size_t blocks, const std::uint8_t* co
   }
 }
 
+void project(const std::int16_t* q16, const std::int8_t* rows, std::size_t dim, std::size_t count,
+             std::int32_t* out) {
+  for (std::size_t r = 0; r < count; ++r) {
+    const std::int8_t* row = rows + r * dim;
+    __m256i sum0 = _mm256_setzero_si256();
+    __m256i sum1 = _mm256_setzero_si256();
+    const auto add = [&](std::size_t d, __m256i sum) {
+      const __m256i wide =
+          _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(row + d)));
+      const __m256i q = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(q16 + d));
+      return _mm256_add_epi32(sum, _mm256_madd_epi16(wide, q));
+    };
+    std::size_t d = 0;
+    for (; d + 32 <= dim; d += 32) {
+      sum0 = add(d, sum0);
+      sum1 = add(d + 16, sum1);
+    }
+    if (d + 16 <= dim) {
+      sum0 = add(d, sum0);
+      d += 16;
+    }
+    std::int32_t sum = sum_lanes(_mm256_add_epi32(sum0, sum1));
+    for (; d < dim; ++d) sum += q16[d] * row[d];
+    out[r] = sum;
+  }
+}
+
 }  // namespace
 
 const Kernels* avx2_kernels() {
   static const Kernels table{"avx2",        dot_code4,     dot_code2,    dot_code8_avx2,
                              dot_f32_avx2,  l2_f32_avx2,   dot_f16_avx2, l2_f16_avx2,
-                             hadamard_avx2, max_abs_avx2, round_query_avx2};
+                             hadamard_avx2, max_abs_avx2, round_query_avx2, project};
   static const bool usable = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
                              __builtin_cpu_supports("f16c");
   return usable ? &table : nullptr;

@@ -116,12 +116,43 @@ float dot_f32(const float* a, const float* b, std::size_t dim) {
   return sum;
 }
 
+// Four rows at a time: the query is loaded once for all of them, and their sums added up together.
+void project(const std::int16_t* q16, const std::int8_t* rows, std::size_t dim, std::size_t count,
+             std::int32_t* out) {
+  const auto wide = [](const std::int8_t* row) {
+    return _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(row)));
+  };
+  std::size_t r = 0;
+  for (; r + 4 <= count; r += 4) {
+    const std::int8_t* row = rows + r * dim;
+    __m512i sums[4] = {_mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512(),
+                       _mm512_setzero_si512()};
+    std::size_t d = 0;
+    for (; d + 32 <= dim; d += 32) {
+      const __m512i q = _mm512_loadu_si512(q16 + d);
+      for (std::size_t n = 0; n < 4; ++n) {
+        sums[n] = _mm512_dpwssd_epi32(sums[n], wide(row + n * dim + d), q);
+      }
+    }
+    __m256i halves[4];
+    for (std::size_t n = 0; n < 4; ++n) {
+      halves[n] = _mm256_add_epi32(_mm512_castsi512_si256(sums[n]),
+                                   _mm512_extracti64x4_epi64(sums[n], 1));
+    }
+    put_sums(halves, out + r);
+    for (; d < dim; ++d) {
+      for (std::size_t n = 0; n < 4; ++n) out[r + n] += q16[d] * row[n * dim + d];
+    }
+  }
+  if (r < count) portable_kernels().project(q16, rows + r * dim, dim, count - r, out + r);
+}
+
 }  // namespace
 
 const Kernels* avx512_kernels() {
   static const Kernels table{"avx512",      dot_code4,     dot_code2,    dot_code8_avx2,
                              dot_f32,       l2_f32_avx2,   dot_f16_avx2, l2_f16_avx2,
-                             hadamard_avx2, max_abs_avx2, round_query_avx2};
+                             hadamard_avx2, max_abs_avx2, round_query_avx2, project};
   static const bool usable =
       __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&

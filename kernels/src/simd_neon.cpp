@@ -92,7 +92,8 @@ const Kernels* neon_kernels() {
                              portable_kernels().l2_f16,
                              portable_kernels().hadamard,
                              portable_kernels().max_abs,
-                             portable_kernels().round_query};
+                             portable_kernels().round_query,
+                             portable_kernels().project};
   return &table;
 }
 

@@ -130,11 +130,22 @@ std::int32_t round_query(const float* v, std::size_t dim, float to8, float to16,
   return sum;
 }
 
+void project(const std::int16_t* q16, const std::int8_t* rows, std::size_t dim, std::size_t count,
+             std::int32_t* out) {
+  for (std::size_t r = 0; r < count; ++r) {
+    const std::int8_t* row = rows + r * dim;
+    std::int32_t sum = 0;
+    for (std::size_t d = 0; d < dim; ++d) sum += q16[d] * row[d];
+    out[r] = sum;
+  }
+}
+
 }  // namespace
 
 const Kernels& portable_kernels() {
   static const Kernels table{"portable", dot_code4, dot_code2, dot_code8, dot_f32,    l2_f32,
-                             dot_f16,    l2_f16,    hadamard,  max_abs,   round_query};
+                             dot_f16,    l2_f16,    hadamard,  max_abs,   round_query,
+                             project};
   return table;
 }
 

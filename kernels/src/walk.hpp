@@ -25,7 +25,7 @@ class WalkCodes {
         narrow_blocks_(layout.walk_coarse ? quantizer.shape().coarse_blocks - wide_blocks_ : 0) {}
 
   RecordStore records;
-  std::size_t bytes;    // of a code; correction and squared length follow
+  std::size_t bytes;    // before a record's correction and squared length
   float error;          // see SegmentLayout::code_error
   Grade grade;
   bool in_basis;        // codes of a CoarseBasis

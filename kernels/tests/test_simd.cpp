@@ -43,6 +43,21 @@ void compare(const Kernels& table, std::mt19937& rng) {
             table.dot_code8(q16.data(), blocks, high.data(), low.data()));
     }
   }
+  for (const std::size_t dim : {1u, 15u, 16u, 31u, 32u, 48u, 63u, 100u, 384u, 2047u, 2048u}) {
+    constexpr std::size_t kRows = 9;
+    std::vector<std::int16_t> q16(dim);
+    std::vector<std::int8_t> rows(kRows * dim);
+    for (const bool extreme : {false, true}) {
+      for (auto& v : q16) v = static_cast<std::int16_t>(extreme ? 8191 : static_cast<int>(rng() % 16383) - 8191);
+      for (auto& v : rows) v = static_cast<std::int8_t>(extreme ? 127 : static_cast<int>(rng() % 255) - 127);
+      for (std::size_t count = 0; count <= kRows; ++count) {
+        std::vector<std::int32_t> expected(kRows, -1), found(kRows, -1);
+        reference.project(q16.data(), rows.data(), dim, count, expected.data());
+        table.project(q16.data(), rows.data(), dim, count, found.data());
+        CHECK(expected == found);
+      }
+    }
+  }
   for (std::size_t dim = 1; dim <= 200; ++dim) {
     std::vector<float> a(dim);
     std::vector<float> b(dim);

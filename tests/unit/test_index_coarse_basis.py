@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,15 @@ from numpy.typing import NDArray
 import stoker.kernels._core as _core
 from stoker.errors import CorruptError
 from stoker.index.build import build_segment
-from stoker.index.coarse_basis import basis_bytes, basis_of, basis_size, choose_basis
+from stoker.index.coarse_basis import (
+    BasisLayout,
+    basis_bytes,
+    basis_memory,
+    basis_of,
+    basis_size,
+    choose_basis,
+    coarse_record_bytes,
+)
 from stoker.index.manifest import FILES, Manifest
 from stoker.index.paged_file import SegmentFileCorrupt
 from stoker.index.segment import Segment
@@ -20,6 +29,10 @@ from stoker.index.settings import IndexSettings
 
 SEED = 7
 TWO_BITS = IndexSettings(navigation_bits=2)
+
+
+def layout_of(basis: Any) -> BasisLayout:
+    return BasisLayout(basis.directions, basis.wide_blocks, basis.fine, basis.blocks)
 
 
 def vectors_of(count: int, dim: int, reach: float, seed: int = 5) -> NDArray[np.float32]:
@@ -45,8 +58,11 @@ def test_what_is_chosen_is_orthonormal_and_follows_the_variance(dim: int) -> Non
     centred = (vectors - centre).astype(np.float64)
     kept = ((centred @ rows.T) ** 2).sum() / (centred**2).sum()
     assert kept > 0.95
-    assert basis.narrow_step > 0
-    assert basis.wide_step > 0
+    assert (basis.steps > 0).all()
+    assert len(basis.steps) == basis.directions
+    # Where a record has room for it, it ends with its numbers.
+    assert coarse_record_bytes(basis, dim) <= 0.75 * _core.code_record_bytes(dim)
+    assert basis.blocks == {72: 0, 128: 0, 200: 3, 384: 4}[dim]
 
 
 def test_alike_directions_few_vectors_and_long_ones_have_none() -> None:
@@ -60,17 +76,23 @@ def test_alike_directions_few_vectors_and_long_ones_have_none() -> None:
     assert choose_basis(same, centre_of(same), SEED) is None
 
 
-def test_bytes_come_back_and_have_the_stated_size() -> None:
-    vectors = vectors_of(1_000, 200, 0.1)
+@pytest.mark.parametrize("dim", [120, 200])
+def test_bytes_come_back_and_have_the_stated_size(dim: int) -> None:
+    vectors = vectors_of(1_000, dim, 0.1)
     basis = choose_basis(vectors, centre_of(vectors), SEED)
     assert basis is not None
     raw = np.frombuffer(basis_bytes(basis), np.uint8)
-    assert len(raw) == basis_size(basis.directions, 200)
-    again = basis_of(raw, basis.wide_blocks, basis.directions, 200)
+    layout = layout_of(basis)
+    assert len(raw) == basis_size(layout, dim)
+    again = basis_of(raw, layout, dim)
+    assert again is not None
     assert basis_bytes(again) == raw.tobytes()
+    np.testing.assert_array_equal(again.steps, basis.steps)
+    assert layout_of(again) == layout
     assert basis_bytes(None) == b""
-    assert basis_size(0, 200) == 0
-    assert basis_of(raw[:0], 0, 0, 200) is None
+    nothing = BasisLayout(0, 0, 0, 0)
+    assert basis_size(nothing, dim) == 0
+    assert basis_of(raw[:0], nothing, dim) is None
 
 
 @pytest.fixture(scope="module")
@@ -83,10 +105,12 @@ def sealed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("metric", ["ip", "cosine", "l2"])
-def test_coarse_walks_find_more_with_a_basis(metric: str, tmp_path: Path) -> None:
-    vectors = vectors_of(2_000, 128, 0.1)
-    queries = vectors_of(100, 128, 0.1, seed=6)
+@pytest.mark.parametrize(
+    ("metric", "dim"), [("ip", 128), ("cosine", 128), ("l2", 128), ("ip", 200), ("l2", 200)]
+)
+def test_coarse_walks_find_more_with_a_basis(metric: str, dim: int, tmp_path: Path) -> None:
+    vectors = vectors_of(2_000, dim, 0.1)
+    queries = vectors_of(100, dim, 0.1, seed=6)
     build_segment(tmp_path / "s", vectors, np.arange(2_000), metric=metric, m=8, threads=1)
     with Segment.open(tmp_path / "s", settings=TWO_BITS) as segment:
         assert segment.manifest.coarse_directions > 0
@@ -151,7 +175,13 @@ def test_a_basis_that_fits_no_code_is_refused(sealed: Path, tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("coarse_directions", 4_000), ("coarse_directions", 0), ("coarse_wide_blocks", -1)],
+    [
+        ("coarse_directions", 4_000),
+        ("coarse_directions", 0),
+        ("coarse_wide_blocks", -1),
+        ("coarse_fine", 400),
+        ("coarse_blocks", -1),
+    ],
 )
 def test_manifests_that_contradict_themselves_are_refused(
     field: str, value: int, sealed: Path, tmp_path: Path
@@ -166,5 +196,6 @@ def test_the_basis_counts_in_the_budget(sealed: Path) -> None:
     manifest = Manifest.read(sealed)
     budget = 1 << 20
     with Segment.open(sealed, memory_bytes=budget, settings=TWO_BITS) as segment:
-        beside = basis_size(manifest.coarse_directions, manifest.dim)
+        beside = basis_memory(manifest.basis, manifest.dim)
+        assert beside > basis_size(manifest.basis, manifest.dim) > 0
         assert 0 < segment.resident().budget_bytes <= budget - beside

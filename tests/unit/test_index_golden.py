@@ -16,7 +16,9 @@ from stoker.index.settings import IndexSettings
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 
 
-@pytest.mark.parametrize(("version", "bits"), [(1, 4), (2, 4), (2, 2), (3, 4), (3, 2)])
+@pytest.mark.parametrize(
+    ("version", "bits"), [(1, 4), (2, 4), (2, 2), (3, 4), (3, 2), (4, 4), (4, 2)]
+)
 def test_a_segment_of_each_version_is_still_read(
     version: int, bits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -39,11 +41,12 @@ def test_a_segment_of_each_version_is_still_read(
     np.testing.assert_allclose(np.sort(squared, axis=1)[:, :5], want["scores"], rtol=1e-5)
 
 
-def test_version_3_keeps_a_basis_and_version_2_none() -> None:
+def test_each_version_keeps_what_it_knew_of_a_basis() -> None:
     settings = IndexSettings(navigation_bits=2)
-    for version, directions in ((2, 0), (3, 64)):
+    for version, directions, fine in ((2, 0, 0), (3, 64, 0), (4, 160, 64)):
         with Segment.open(GOLDEN / f"segment-v{version}", settings=settings) as segment:
             assert segment.manifest.coarse_directions == directions
+            assert segment.manifest.coarse_fine == fine
 
 
 def test_version_1_has_no_coarse_codes_to_choose() -> None:

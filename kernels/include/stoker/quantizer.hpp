@@ -34,24 +34,6 @@ class Rotation {
   std::vector<float> signs_;   // kRounds * dim
 };
 
-// A coarse record: coarse_blocks * 32 code bytes, then the same two numbers as a navigation record.
-// A navigation record: blocks * 32 code bytes, then f32 correction, then f32 squared length of
-// the centred vector. A refinement record: blocks * 32 code bytes, then f32 correction.
-struct CodeShape {
-  explicit CodeShape(std::size_t dim)
-      : blocks((dim + 63) / 64), code_bytes(blocks * 32),
-        code_record_bytes(code_bytes + 8), refine_record_bytes(code_bytes + 4),
-        coarse_blocks((dim + 127) / 128), coarse_bytes(coarse_blocks * 32),
-        coarse_record_bytes(coarse_bytes + 8) {}
-  std::size_t blocks;
-  std::size_t code_bytes;
-  std::size_t code_record_bytes;
-  std::size_t refine_record_bytes;
-  std::size_t coarse_blocks;
-  std::size_t coarse_bytes;
-  std::size_t coarse_record_bytes;
-};
-
 // The directions that coarse codes keep, the ones of most variance first. An error of a code costs
 // a product what the query holds in that direction, and queries lie as vectors do: bits are worth
 // most where the variance is. (Reverse water-filling; Cover & Thomas, Elements of Information
@@ -59,11 +41,38 @@ struct CodeShape {
 struct CoarseBasis {
   std::size_t wide_blocks = 0;   // of kBlockDims directions with 4 bits; 0: every dimension has 2
   std::size_t directions = 0;    // kept in all; those after the wide ones have 2 bits
-  float wide_step = 0;           // width of a cell over |x| / sqrt(dim), in wide blocks
-  float narrow_step = 0;         // and in those of 2 bits
+  // Of the wide ones, the first so many have 2 bits more, in the first places of 2 bits: cells a
+  // quarter as wide.
+  std::size_t fine = 0;
+  // Blocks of a code whose last 8 bytes are the record's two numbers; 0: as many as a code without
+  // a basis has, and the numbers follow them.
+  std::size_t blocks = 0;
+  std::vector<float> steps;          // width of a direction's cells over |x| / sqrt(dim)
   std::vector<std::uint16_t> rows;   // float16, directions * dim, orthonormal
 
   bool used() const noexcept { return wide_blocks > 0; }
+};
+
+// A coarse record: coarse_blocks * 32 code bytes, then the same two numbers as a navigation record;
+// or, where a basis says so, so many blocks with the numbers in the last 8 bytes of them.
+// A navigation record: blocks * 32 code bytes, then f32 correction, then f32 squared length of
+// the centred vector. A refinement record: blocks * 32 code bytes, then f32 correction.
+struct CodeShape {
+  static constexpr std::size_t kNumberBytes = 8;   // behind a code, or in the end of it
+
+  explicit CodeShape(std::size_t dim, const CoarseBasis& basis = {})
+      : blocks((dim + 63) / 64), code_bytes(blocks * 32),
+        code_record_bytes(code_bytes + 8), refine_record_bytes(code_bytes + 4),
+        coarse_blocks(basis.blocks > 0 ? basis.blocks : (dim + 127) / 128),
+        coarse_bytes(coarse_blocks * 32 - (basis.blocks > 0 ? kNumberBytes : 0)),
+        coarse_record_bytes(coarse_bytes + kNumberBytes) {}
+  std::size_t blocks;
+  std::size_t code_bytes;
+  std::size_t code_record_bytes;
+  std::size_t refine_record_bytes;
+  std::size_t coarse_blocks;
+  std::size_t coarse_bytes;          // where a coarse record has its two numbers
+  std::size_t coarse_record_bytes;
 };
 
 class Quantizer {
@@ -77,8 +86,16 @@ class Quantizer {
   const std::vector<float>& centre() const noexcept { return centre_; }
   const Rotation& rotation() const noexcept { return rotation_; }
   const CoarseBasis& basis() const noexcept { return basis_; }
+  // Where a code in the basis has each direction's cell, and where the finer digits of the first
+  // ones; in dimensions of its blocks, those of 4 bits, then those of 2.
+  const std::vector<std::uint16_t>& places() const noexcept { return places_; }
+  const std::vector<std::uint16_t>& fine_places() const noexcept { return fine_places_; }
   // Coordinates along the basis; dim floats in, basis().directions out.
   void project(const float* vector, float* out) const noexcept;
+  // The same of a vector rounded to 14 bits, by directions rounded to 8: what that errs is a tenth
+  // of what codes do. `sums`: basis().directions numbers of scratch.
+  void project_rounded(const std::int16_t* vector, float scale, std::int32_t* sums,
+                       float* out) const noexcept;
 
   // Encodes `count` vectors (row-major, `dim` floats each) into records of both planes, and into
   // coarse ones unless `coarse` is nullptr.
@@ -87,10 +104,14 @@ class Quantizer {
 
  private:
   std::size_t dim_;
-  CodeShape shape_;
   std::vector<float> centre_;
   Rotation rotation_;
   CoarseBasis basis_;
+  CodeShape shape_;
+  std::vector<std::uint16_t> places_;
+  std::vector<std::uint16_t> fine_places_;
+  std::vector<std::int8_t> rows8_;     // of the basis, each by its own scale
+  std::vector<float> row_scales_;
 };
 
 // A query, prepared once: rotated, and rounded to 8 bits for the walk and 14 for the re-rank.
@@ -106,7 +127,11 @@ struct PreparedQuery {
   // the codes; empty where there is no basis.
   std::vector<std::int8_t> coarse8;  // wide_blocks * 64, then 128 for each other coarse block
   std::vector<std::int16_t> coarse16;   // scratch
+  std::vector<std::int8_t> rounded8;    // scratch
+  std::vector<std::int16_t> rounded16;  // scratch
+  std::vector<std::int32_t> sums;       // scratch
   std::vector<float> along;             // scratch
+  std::vector<float> placed;            // scratch
   float coarse_scale8 = 0;
   float coarse_offset = 0;           // what a product of cells holds beyond their centred values
   float length = 0;                  // of the rotated vector

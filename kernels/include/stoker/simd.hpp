@@ -15,6 +15,8 @@ constexpr std::size_t kBlockBytes = 32;
 // A block of 2-bit codes: bits 2i and 2i + 1 of byte j are dimension 32 * i + j of the block.
 constexpr std::size_t kCoarseDims = 128;
 constexpr std::size_t kCoarseBytes = 32;
+// More dimensions could overflow a sum of 32 bits.
+constexpr std::size_t kProjectDims = 2048;
 
 struct Kernels {
   const char* name;
@@ -46,6 +48,10 @@ struct Kernels {
   // bits everywhere.
   std::int32_t (*round_query)(const float* v, std::size_t dim, float to8, float to16,
                               std::int8_t* q8, std::int16_t* q16);
+  // out[r] = sum over dimensions of q16 * rows[r * dim + d], |q16| <= 8191, |rows| <= 127, dim at
+  // most kProjectDims.
+  void (*project)(const std::int16_t* q16, const std::int8_t* rows, std::size_t dim,
+                  std::size_t count, std::int32_t* out);
 };
 
 // The reconstruction level of a refined code, in 1/32 of the 4-bit step. The two outermost cells
