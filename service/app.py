@@ -276,6 +276,11 @@ def _not_listening(settings: ServiceSettings, error: OSError) -> UnavailableErro
     )
 
 
+async def _notice(settings: ServiceSettings) -> None:
+    """Go on as before, while balancers learn from /readyz to look away."""
+    await asyncio.sleep(settings.drain_notice_s)
+
+
 async def _drain(
     engine: Engine, app: web.Application, site: web.TCPSite, settings: ServiceSettings
 ) -> bool:
@@ -283,7 +288,7 @@ async def _drain(
     lanes, under_way = app[LANES], app[UNDER_WAY]
     engine.draining = True
     log.info("service.drain_started", pending=lanes.pending, drain_s=settings.drain_s)
-    await asyncio.sleep(settings.drain_notice_s)
+    await _notice(settings)
     await site.stop()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(settings.drain_s):
