@@ -23,6 +23,8 @@ _RERANK_SHARE: Final = {4: 0.5, 2: 0.75}
 # Its share at least where the target chooses the width. Calibration speaks of the worst kind of
 # query, whose last few hundredths take walks that cost more than the reads that they save.
 RERANK_SHARE_MIN: Final = 0.5
+# Short vectors that one query may read: over a hundred share a page, and neighbors do.
+_SHORT_READS: Final = 512
 # What is lost of what the error model of coarse codes expects: all candidates of a query share a
 # part of their errors, which changes no order. Measured at widths of 16 to 64, 1,500 queries of
 # each kind, on two sets of 100,000: 0.55 to 0.60 near, 0.49 to 0.65 far, 0.25 to 0.46 between.
@@ -38,6 +40,7 @@ def plan_search(
     ef: int | None,
     recall_target: float | None,
     normalize: bool,
+    short: bool = False,
 ) -> dict[str, Any]:
     """Work out how searches that ask for this are done, by ``walk``.
 
@@ -49,6 +52,9 @@ def plan_search(
         ef: What was asked for, or None.
         recall_target: What was asked for, or None for the setting.
         normalize: Whether queries are taken at unit length.
+        short: Whether a vector is no longer than its second code. Answers are then scored by
+            vectors whatever the target: they cost no more reads, and few dimensions leave codes
+            with little to tell rows apart by.
 
     Returns:
         What the native search takes besides the question.
@@ -77,6 +83,12 @@ def plan_search(
         "beam": settings.beam,
         "normalize": normalize,
     }
+    if short:
+        options |= {
+            "read_vectors": True,
+            "rerank_target": 0.0,  # Second codes are not read first.
+            "rerank_reads_max": max(settings.rerank_reads_max, _SHORT_READS, 2 * k),
+        }
     if walk.near is not None:
         options |= {
             "near_ef": walk.near.width,

@@ -316,6 +316,7 @@ class Segment:
             ef=ef,
             recall_target=recall_target,
             normalize=self.manifest.metric == "cosine",
+            short=self.manifest.vector_record_bytes <= self.manifest.refine_record_bytes,
         )
         known = KnownSearch(
             walk.width,

@@ -71,3 +71,28 @@ def test_the_row_that_cannot_be_compared_is_named_everywhere(bad: float, tmp_pat
         assert not collection.contains(range(100, 140)).any()
     with pytest.raises(InputError, match="4097"):
         build_segment(tmp_path / "wide", np.ones((2, 4097), np.float32))
+
+
+@pytest.mark.parametrize(
+    ("dim", "metric"), [(2, "cosine"), (2, "l2"), (3, "cosine"), (3, "ip"), (9, "l2")]
+)
+def test_few_dimensions_reach_the_target_that_nobody_named(
+    dim: int, metric: str, tmp_path: Path
+) -> None:
+    """Codes of few dimensions tell few places apart, so answers have to be scored by vectors."""
+    rng = np.random.default_rng(dim)
+    vectors = rng.standard_normal((4_000, dim)).astype(np.float32)
+    build_segment(tmp_path / "s", vectors, metric=metric, ef_construction=60, m=8, threads=1)
+    queries = vectors[::50] + 0.3 * rng.standard_normal((80, dim)).astype(np.float32)
+    stored = vectors.astype(np.float64)
+    if metric == "cosine":
+        stored = stored / np.linalg.norm(stored, axis=1, keepdims=True)
+    scores = queries @ stored.T
+    if metric == "l2":
+        scores = 2 * scores - (stored**2).sum(axis=1)
+    least = -np.sort(-scores, axis=1)[:, 9:10]
+    with Segment.open(tmp_path / "s") as segment:
+        hits = segment.search(queries, 10)
+        given = np.take_along_axis(scores, segment.ids_at(hits.rows), 1)
+    assert (given >= least - 1e-6).mean() >= 0.95
+    assert hits.summary.exact_share.mean() >= 0.98
