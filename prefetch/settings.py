@@ -170,6 +170,11 @@ class PrefetchSettings:
     warm_budget_ratio: float = _setting(
         0.2, "Share of a source's bytes that a warm-up may load when no budget is given. Ratio."
     )
+    warm_budget_bytes_min: int = _setting(
+        1 << 20,
+        "Bytes that it may load all the same, however small the index: a fifth of a few pages "
+        "holds no stage whole, and this much takes a disk a few milliseconds. Bytes.",
+    )
 
     def __post_init__(self) -> None:
         """Raise ConfigError naming the first setting that cannot be."""
@@ -239,7 +244,16 @@ class PrefetchSettings:
                 raise ConfigError(f"{name} must be >= 0, got {getattr(self, name)!r}")
         if not 0.0 < self.pagerank_damping < 1.0:
             raise ConfigError(f"pagerank_damping must be in (0, 1), got {self.pagerank_damping!r}")
+        if self.warm_budget_bytes_min < 0:
+            raise ConfigError(
+                f"warm_budget_bytes_min must be >= 0, got {self.warm_budget_bytes_min!r}"
+            )
         if not 0.0 < self.warm_budget_ratio <= 1.0:
             raise ConfigError(
                 f"warm_budget_ratio must be in (0, 1], got {self.warm_budget_ratio!r}"
             )
+
+    def warm_budget_bytes(self, total_bytes: int) -> int:
+        """Bytes that a warm-up of ``total_bytes`` may load when no budget is given."""
+        share = int(total_bytes * self.warm_budget_ratio)
+        return max(share, min(total_bytes, self.warm_budget_bytes_min))

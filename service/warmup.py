@@ -261,7 +261,7 @@ class WarmupRunner:
         sources = self._sources()
         if budget_bytes is None and not everything:
             total = sum(source.total_bytes() for source in sources)
-            budget_bytes = int(total * self._settings.warm_budget_ratio)
+            budget_bytes = self._settings.warm_budget_bytes(total)
         if deadline_s is not None:
             deadline_s = max(0.0, deadline_s - (time.monotonic() - began))
         return run_warm(

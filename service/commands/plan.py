@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         batches = source.unit_batches(demand)
         total = sum(len(batch.units) * batch.unit_bytes for batch in batches)
         budget = (
-            int(total * config.prefetch.warm_budget_ratio)
+            config.prefetch.warm_budget_bytes(total)
             if args.budget_mib is None
             else int(args.budget_mib * _MIB)
         )

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from stoker.errors import InputError, UnavailableError
+from stoker.errors import ConfigError, InputError, UnavailableError
 from stoker.prefetch.plan import benefit_sums
 from stoker.prefetch.protocols import ContentKey, LoadOutcome, UnitBatch
 from stoker.prefetch.receipt import Receipt
+from stoker.prefetch.settings import PrefetchSettings
 from stoker.prefetch.warm import SKIP_DEADLINE, SKIP_NO_ROOM, SKIP_STOPPED, run_warm
 
 
@@ -206,3 +207,15 @@ def test_render_is_aligned_plain_text() -> None:
     assert len({len(row) for row in table}) == 1
     assert "over the byte budget" in text
     assert "measured hit ratio  0.500 over 9 accesses" in text
+
+
+def test_an_index_of_a_few_pages_is_warmed_whole_where_no_budget_is_given() -> None:
+    settings = PrefetchSettings()
+    least = settings.warm_budget_bytes_min
+    assert settings.warm_budget_bytes(0) == 0
+    assert settings.warm_budget_bytes(4 * 4096) == 4 * 4096
+    assert settings.warm_budget_bytes(3 * least) == least
+    large = 100 * least
+    assert settings.warm_budget_bytes(large) == int(large * settings.warm_budget_ratio)
+    with pytest.raises(ConfigError, match="warm_budget_bytes_min"):
+        PrefetchSettings(warm_budget_bytes_min=-1)
