@@ -261,9 +261,11 @@ def _rows_by_documents(
     for part in batches(store.changes(0, entry.sealed_offset)):
         alive = [change for change in part if not change.deleted]
         keys: list[Key] = [(change.tenant, change.id) for change in alive]
+        offsets = np.array([change.change_offset for change in alive], dtype=np.int64)
         held = np.zeros(len(keys), dtype=np.bool_)
         for sealed in placed:
-            held |= sealed.rows_of(keys) >= 0
+            # A row of a document that changed since is dead; what replaced it was here.
+            held |= (sealed.rows_of(keys) >= 0) & (offsets <= sealed.entry.sealed_offset)
         rest = [change for change, known in zip(alive, held, strict=True) if not known]
         found += len(rest)
         report.note_lost([(c.tenant, c.id) for c in rest if c.vector is None])

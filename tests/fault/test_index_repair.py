@@ -311,3 +311,15 @@ def test_an_answer_promises_nothing_of_pages_that_are_hurt(
     assert (hits.completeness < 1).all()
     assert (hits.recall_bound == 0).all()
     assert (hits.expected_recall <= (0.0 if sealed else 0.1)).all()
+
+
+def test_what_replaced_an_outdated_row_comes_back_from_the_documents(
+    damaged: tuple[Path, dict[Any, np.ndarray]],
+) -> None:
+    """The other segment still has a row under the same id, which does not count any more."""
+    path, model = damaged
+    (segment_folders(path)[-1] / "ids.stk").write_bytes(b"")
+    report = repair(path)
+    assert report.whole
+    assert report.rows_lost == 0
+    assert_same(contents(path), model)
