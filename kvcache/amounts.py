@@ -214,13 +214,13 @@ def _number_at(tokens: Sequence[str], place: int) -> tuple[list[str], int] | Non
     low = _low(tokens, place)
     if low.isdecimal() and "".join(tokens[place : place + 3]) in _FRACTION:
         part = Fraction("".join(tokens[place : place + 3]))
-        return [_digits(part)], place + 3
+        return [number_text(part)], place + 3
     millions = _MILLIONS.match(tokens[place])
     if millions:
         factor = 10**9 if millions[2] == "bn" else 10**6
         sign = millions[1].rstrip("0123456789.,")
         return [
-            sign + _digits(factor * Fraction(millions[1][len(sign) :].replace(",", "")))
+            sign + number_text(factor * Fraction(millions[1][len(sign) :].replace(",", "")))
         ], place + 1
     first, after = _value_at(tokens, place)
     if first is None and _DIGITS.match(low) and _low(tokens, place + 1) == "and":
@@ -238,8 +238,8 @@ def _number_at(tokens: Sequence[str], place: int) -> tuple[list[str], int] | Non
             return None
         after = unit
     if alone and low not in _SMALL and low not in _MULTIPLES and low not in _SCALES:
-        return None if "-" not in low else ([_digits(first)], after)
-    return [_digits(first)], after
+        return None if "-" not in low else ([number_text(first)], after)
+    return [number_text(first)], after
 
 
 def _value_at(tokens: Sequence[str], place: int) -> tuple[Fraction | None, int]:
@@ -283,10 +283,11 @@ def _value_at(tokens: Sequence[str], place: int) -> tuple[Fraction | None, int]:
     return (total + (current or Fraction(0)) if seen else None), place
 
 
-def _digits(value: Fraction) -> str:
-    if value.denominator == 1:
-        return str(value.numerator)
-    return f"{float(value):.6f}".rstrip("0")
+def number_text(value: Fraction) -> str:
+    """Return a number as digits: whole where it is whole or too large to tell, else 6 decimals."""
+    if value.denominator == 1 or abs(value) >= 10**15:
+        return str(round(value))
+    return f"{float(value):.6f}".rstrip("0").removesuffix(".")
 
 
 def _other_at(tokens: Sequence[str], place: int) -> tuple[list[str], int] | None:

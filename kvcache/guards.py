@@ -10,6 +10,7 @@ import dataclasses
 import enum
 from collections import Counter
 
+from stoker.kvcache.amounts import number_text
 from stoker.kvcache.opposites import denial_of, loose_of, opposites_of, turned_of
 from stoker.kvcache.question import COMPARISONS, ORDINAL, STOPWORDS, Question, stem_of
 
@@ -127,7 +128,7 @@ def number_conflict(asked: Question, earlier: Question) -> Conflict | None:
 
 
 def _amounts_text(question: Question) -> str:
-    return ", ".join(f"{float(value):g} {unit}".strip() for value, unit in question.amounts)
+    return ", ".join(f"{number_text(value)} {unit}".strip() for value, unit in question.amounts)
 
 
 def date_conflict(asked: Question, earlier: Question) -> Conflict | None:

@@ -17,6 +17,7 @@ from stoker.kvcache.amounts import (
     MONTHS,
     ORDINAL_TOKEN,
     ORDINALS,
+    number_text,
     spelled_plainly,
     unit_of,
 )
@@ -212,7 +213,9 @@ def _amount_of(
 
 def _shown(amount: tuple[Fraction, str]) -> str:
     value, unit = amount
-    number = str(value.numerator) if value.denominator == 1 else f"{float(value):g}"
+    number = (
+        number_text(value) if value.denominator == 1 or abs(value) > 10**15 else f"{float(value):g}"
+    )
     return f"{number} {unit}" if unit else number
 
 

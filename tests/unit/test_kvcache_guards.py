@@ -91,7 +91,24 @@ def test_words_that_are_no_units(word: str) -> None:
     assert unit_of(word) is None
 
 
-@pytest.mark.parametrize("text", ["", "   ", "?!", "\x00", "🙂", "a" * 10_000, "5/0/1", "1,,2 %"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "   ",
+        "?!",
+        "\x00",
+        "🙂",
+        "a" * 10_000,
+        "5/0/1",
+        "1,,2 %",
+        "9" * 400 + ".5 km",
+        "9" * 350 + ".5 million",
+        "-" + "9" * 400 + ".25 C",
+        "1/0 cup",
+    ],
+)
 def test_any_text_can_be_read(text: str) -> None:
     question = read_question(text)
     assert first_conflict(question, question) is None
+    first_conflict(question, read_question("5 km"))  # says what differs, however large
