@@ -22,6 +22,7 @@ from stoker.index.residency import KindResidency, Residency
 from stoker.kvcache.lookup import LookupReuse
 from stoker.prefetch.events import Event, new_event
 from stoker.prefetch.protocols import LoadOutcome, UnitBatch
+from stoker.prefetch.settings import PrefetchSettings
 from stoker.prefetch.warm import SKIP_CANCELLED
 from stoker.service.bodies import DocumentRow, SearchRequest, WarmupRequest
 from stoker.service.configuration import StokerConfig
@@ -215,7 +216,11 @@ class Bench:
         heat: bool = False,
         **service: Any,
     ) -> None:
-        config = StokerConfig(service=ServiceSettings(**({"warm": "none"} | service)))
+        # The stand-in's few pages are to be warmed in part: a share of them, not a mebibyte.
+        config = StokerConfig(
+            service=ServiceSettings(**({"warm": "none"} | service)),
+            prefetch=PrefetchSettings(warm_budget_bytes_min=0),
+        )
         self.index = BruteIndex()
         self.embedder = embedder
         off = "" if embedder is not None else "off: no model here"
