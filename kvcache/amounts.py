@@ -93,16 +93,18 @@ _ROMAN = {
 }
 _ROMAN_WORDS = frozenset(("i", "v", "x", "vi", "xi", "xv", "xx"))  # words or names, too
 _FRACTION = frozenset(("1/2", "1/3", "2/3", "1/4", "3/4", "1/5", "1/8"))
-_DIGITS = re.compile(r"^\d[\d,]*(?:\.\d+)?$")
+# No number is longer, and Python turns no more than 4,300 digits into one.
+DIGITS_MAX = 600
+_DIGITS = re.compile(r"^\d[\d,]{,300}(?:\.\d{1,200})?$")
 _DAY = re.compile(r"^(\d{1,2})(?:st|nd|rd|th)?$", re.IGNORECASE)
-_ORDINAL = re.compile(r"^(\d+)(?:st|nd|rd|th)$", re.IGNORECASE)
-_MILLIONS = re.compile(r"^([-−]?[$€£¥₹]?\d[\d,]*(?:\.\d+)?)(M|bn|mn)$")
+_ORDINAL = re.compile(r"^(\d{1,300})(?:st|nd|rd|th)$", re.IGNORECASE)
+_MILLIONS = re.compile(r"^([-−]?[$€£¥₹]?\d[\d,]{,300}(?:\.\d{1,200})?)(M|bn|mn)$")
 _TIME = re.compile(r"^(\d{1,2})(?::(\d{2}))?\s?(?:([ap])\.?m\.?)?$", re.IGNORECASE)
 # What a word of letters alone must be for any of it to be rewritten.
 _REWRITTEN = frozenset((
     *MONTHS, *_DAYS_SHORT, *_SMALL, *_SCALES, *_MULTIPLES, *_ROMAN, "hundred", "per", "pct",
 ))  # fmt: skip
-ORDINAL_TOKEN = re.compile(r"^(-?\d+)th$")
+ORDINAL_TOKEN = re.compile(r"^(-?\d{1,300})th$")
 DATE_TOKEN = re.compile(r"^(?:m\d\d?-\d\d?|\d\d?:\d\d)$")
 
 _UNITS_KNOWN: dict[str, tuple[str, Fraction, Fraction]] = {}
@@ -263,7 +265,7 @@ def _value_at(tokens: Sequence[str], place: int) -> tuple[Fraction | None, int]:
             value = Fraction(_SMALL[parts[0]] + _SMALL[parts[1]])
         elif low in _SMALL:
             value = Fraction(_SMALL[low])
-        elif low == "hundred":
+        elif low == "hundred" and (current is None or current < 10**12):
             current = (current or Fraction(1)) * 100
             seen, place = True, place + 1
             continue

@@ -296,9 +296,10 @@ class LookupReuse:
         if len(kept_scores) != len(result_ids):
             raise InputError(f"expected {len(result_ids)} scores, found {len(kept_scores)}")
         kept_scores.flags.writeable = False
+        if len(text.encode()) > self._settings.reuse_text_bytes_max:
+            return
         question = read_question(text)
-        storable = question.normal and len(text.encode()) <= self._settings.reuse_text_bytes_max
-        if not storable:
+        if not question.normal:
             return
         state = self._state_for(tenant, len(unit))
         ids = tuple(str(result_id) for result_id in result_ids)

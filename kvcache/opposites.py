@@ -5,7 +5,6 @@ A table of words can never be whole; what is here are classes, and the selector 
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable
 
@@ -102,8 +101,10 @@ _PREFIX_PAIRS = (
     "mono multi;single multi;ex im;en de;homo hetero;pro anti;mini maxi;fore back;in ex;uni bi;"
     "bi tri;endo exo;north south;east west"
 )
-_PREFIXES = {frozenset(pair.split()) for pair in _PREFIX_PAIRS.split(";")}
-_PREFIX_WORDS = sorted({prefix for pair in _PREFIXES for prefix in pair})
+_PREFIXES: dict[str, list[str]] = {}
+for _one, _other in (pair.split() for pair in _PREFIX_PAIRS.split(";")):
+    _PREFIXES.setdefault(_one, []).append(_other)
+    _PREFIXES.setdefault(_other, []).append(_one)
 
 
 def _degrees(word: str) -> list[str]:
@@ -159,19 +160,9 @@ def denial_of(word: str, others: set[str]) -> str:
             return rest
         if len(word) > 3 and prefix + word in others:
             return prefix + word
-    for other in others:
-        if {word, other} == {word.removesuffix("less"), word.removesuffix("less") + "less"}:
-            return other if len(min(word, other, key=len)) > 3 and word != other else ""
-    return ""
-
-
-@functools.cache
-def _split(word: str) -> tuple[tuple[str, str], ...]:
-    return tuple(
-        (prefix, word[len(prefix) :])
-        for prefix in _PREFIX_WORDS
-        if word.startswith(prefix) and len(word) - len(prefix) >= 3
-    )
+    bare = word.removesuffix("less")
+    other = word + "less" if bare == word else bare
+    return other if len(bare) > 3 and other in others else ""
 
 
 def turned_of(word: str, others: set[str]) -> str:
@@ -179,11 +170,16 @@ def turned_of(word: str, others: set[str]) -> str:
 
     "Overweight" and "underweight", "prewar" and "postwar"; "employer" and "employee".
     """
-    for other in sorted(others):
-        for (one, rest), (two, same) in itertools.product(_split(word), _split(other)):
-            if rest == same and frozenset((one, two)) in _PREFIXES:
-                return other
-        for one, two in ((word, other), (other, word)):
-            if len(two) > 4 and one.endswith("er") and two in (one[:-1], one[:-1] + "e"):
-                return other
-    return ""
+    turned = [
+        opposite + word[len(prefix) :]
+        for prefix, opposites in _PREFIXES.items()
+        if word.startswith(prefix) and len(word) - len(prefix) >= 3
+        for opposite in opposites
+    ]
+    if word.endswith("er"):
+        turned += [other for other in (word[:-1], word[:-1] + "e") if len(other) > 4]
+    if word.endswith("e") and len(word) > 4:
+        turned.append(word + "r")
+    if word.endswith("ee") and len(word) > 4:
+        turned.append(word[:-1] + "r")
+    return min((other for other in turned if other in others), default="")

@@ -14,6 +14,7 @@ from fractions import Fraction
 
 from stoker.kvcache.amounts import (
     DATE_TOKEN,
+    DIGITS_MAX,
     MONTHS,
     ORDINAL_TOKEN,
     ORDINALS,
@@ -78,7 +79,7 @@ _RELATIVE_DAYS = _set_of(
 # A letter's marks belong to its word: Indic vowels, Thai tones, Arabic points.
 _LETTER = r"[\w\u0300-\u036f\u064b-\u065f\u0900-\u0dff\u0e31-\u0e4e]"
 _TOKEN = re.compile(
-    r"https?://\S+|[\w.+-]+@[\w-]+(?:\.[\w-]+)+"  # addresses
+    r"https?://\S+|[\w.+-]{1,64}@[\w-]+(?:\.[\w-]+)+"  # addresses: 64 is what RFC 5321 allows
     r"|\d{1,2}(?::\d{2})?\s?(?:[aApP]\.[mM]\.|[aApP][mM]\b)|\d{1,2}:\d{2}(?![\d:])"  # times
     r"|\d{1,4}[-/.]\d{1,2}[-/.]\d{2,4}(?!\d)"  # dates
     r"|v?\d+(?:\.\d+){2,}\w*|v\d+(?:\.\d+)*\w*"  # versions
@@ -200,6 +201,8 @@ def _is_unit(word: str) -> bool:
 def _amount_of(
     sign: str, digits: str, unit_word: str, *, minus: bool
 ) -> tuple[Fraction, str] | None:
+    if len(digits) > DIGITS_MAX:
+        return None
     value = Fraction(digits.replace(",", "")) * (-1 if minus else 1)
     word = sign or unit_word
     if not word:
@@ -331,7 +334,7 @@ def read_question(text: str) -> Question:
                 versions.append(minus + digits)
                 content = versions[-1]
             elif (amount := _amount_of(sign, digits, attached, minus=bool(minus))) is None:
-                names.add(low)  # "2x": an identifier in its own right
+                names.add(low)  # "2x", or too long: an identifier
                 content = low
             else:
                 amounts.append(amount)

@@ -415,3 +415,15 @@ def test_another_spelling_is_not_refused(one: str, other: str) -> None:
 def test_one_thing_has_one_spelling(written: str, plain: str) -> None:
     tokens = written.replace("12:30 am", "12:30_am").split()
     assert " ".join(spelled_plainly([token.replace("_", " ") for token in tokens])) == plain
+
+
+@pytest.mark.parametrize(
+    "number",
+    ["9" * 5_000, "9," * 5_000, "0." + "3" * 5_000, "9" * 5_000 + "th", "9" * 5_000 + "M",
+     "$" + "9" * 5_000, "9" * 5_000 + " million", "hundred " * 5_000, "million " * 5_000],
+)  # fmt: skip
+def test_numbers_of_any_length_are_read_and_told_apart(number: str) -> None:
+    """Python turns no more than 4,300 digits into a number."""
+    asked, earlier = read_question(f"what is {number}"), read_question(f"what is 7 {number}")
+    assert asked.normal
+    assert first_conflict(asked, earlier) is not None
