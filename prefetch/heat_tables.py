@@ -28,6 +28,7 @@ from stoker.prefetch.score import heat_score, log_share, recency
 from stoker.prefetch.settings import PrefetchSettings
 from stoker.prefetch.tail_sketch import TailSketch
 from stoker.prefetch.topics import blend
+from stoker.prefetch.warm_set import Accesses
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -261,6 +262,24 @@ class HeatTables:
             )
 
         return rest
+
+    def accesses_since(self, time_s: float) -> Accesses:
+        """Return the accesses later than a time, of the newest `KEPT_ACCESSES`; each counts one.
+
+        Args:
+            time_s: Unix seconds, by the events' own believed times.
+        """
+        recent = self._recent
+        numbers, times_s = recent.numbers, recent.times_s
+        late = times_s > time_s
+        numbers, times_s = numbers[late], times_s[late]
+        known = numbers >= 0
+        outside = int(np.count_nonzero(~known))
+        numbers, times_s = numbers[known], times_s[known]
+        alive = times_s > self._deleted[numbers]
+        rows, counts = np.unique(numbers[alive], return_counts=True)
+        named = [self._keys[row] for row in rows.tolist()]
+        return Accesses(dict(zip(named, map(float, counts.tolist()), strict=True)), outside)
 
     def scores(self, now_s: float, tenant: str | None = None) -> dict[ContentKey, float]:
         """Return the heat score per key, in [0, 1]; see `score` for the formula and thresholds.

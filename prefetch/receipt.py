@@ -96,10 +96,10 @@ class Receipt:
         resident_bytes: Bytes of planned units found resident afterwards (read back).
         planned_hit_ratio: The plan's prediction, had everything planned been loaded.
         predicted_hit_ratio: The same formula over what was really made resident.
-        measured_hit_ratio: Share of unit accesses that found their unit resident; None until
-            `with_measured` is called. A prediction is about the units made resident here; this
-            counts also those that demand has read since.
-        measured_accesses: How many unit accesses that figure stands on.
+        measured_hit_ratio: What came of the prediction: the share of the accesses after the
+            warm-up that the units made resident here served (`warm_set`); what demand read since
+            does not count. None until `with_measured` is called.
+        measured_accesses: How many accesses to content keys that figure stands on.
         heat_keys: Content keys with heat that the plan was made from; 0 means a blind warm-up.
         error: Why loading stopped early; None when it did not.
     """
@@ -158,11 +158,11 @@ class Receipt:
         return self.measured_hit_ratio - self.predicted_hit_ratio
 
     def with_measured(self, hit_ratio: float, *, accesses: int) -> Receipt:
-        """Return a copy with the hit ratio that the first requests really saw.
+        """Return a copy with the share of the next accesses that the warm units really served.
 
         Args:
-            hit_ratio: In [0, 1].
-            accesses: Unit accesses it was measured over; at least 1.
+            hit_ratio: In [0, 1], from `WarmSet.served`.
+            accesses: Accesses it was measured over; at least 1.
 
         Raises:
             InputError: out of range.
@@ -174,12 +174,13 @@ class Receipt:
         return dataclasses.replace(self, measured_hit_ratio=hit_ratio, measured_accesses=accesses)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data, `state` included for readers that only gate on it."""
+        """Return plain data, `state` and others included that only derive from it."""
         data = dataclasses.asdict(self)
         data["lines"] = [dict(line) for line in data["lines"]]
         data["stages"] = list(data["stages"])
         data["state"] = self.state
         data["upper_resident"] = self.upper_resident
+        data["prediction_error"] = self.prediction_error
         return data
 
     def to_json(self) -> str:
@@ -238,7 +239,8 @@ class Receipt:
         else:
             out.append(
                 f"  measured hit ratio  {self.measured_hit_ratio:.3f} "
-                f"over {self.measured_accesses:,} accesses"
+                f"over {self.measured_accesses:,} accesses, "
+                f"off by {self.prediction_error:+.3f}"
             )
         if self.error is not None:
             out.append(f"  stopped early: {self.error}")

@@ -35,6 +35,7 @@ from stoker.prefetch.protocols import (
 )
 from stoker.prefetch.receipt import Receipt, ReceiptLine, StageMark
 from stoker.prefetch.warm_control import WarmControl, check_heat
+from stoker.prefetch.warm_set import WarmSet
 
 log = structlog.get_logger(__name__)
 
@@ -110,6 +111,7 @@ def run_warm(
     coverage: Coverage = KNOWN,
     progress: Progress | None = None,
     control: WarmControl | None = None,
+    loaded: WarmSet | None = None,
     clock: Callable[[], float] = time.monotonic,
     wall: Callable[[], float] = time.time,
 ) -> Receipt:
@@ -129,6 +131,7 @@ def run_warm(
         coverage: See `plan_warm`.
         progress: Called with the mark of each finished stage, in this thread.
         control: Through which another thread pauses, resumes, re-prioritises or cancels it.
+        loaded: Gets the units that became resident, for whoever measures later what they served.
         clock: Monotonic seconds; passed in by tests.
         wall: Unix seconds; passed in by tests.
 
@@ -142,7 +145,7 @@ def run_warm(
     started_s = wall()
     sources = list(source) if isinstance(source, Sequence) else [source]
     limits = _Limits(budget_bytes, bandwidth_bytes_s, deadline_s, round_bytes, coverage)
-    run = _Run(sources, limits, clock, started, progress, control)
+    run = _Run(sources, limits, clock, started, progress, control, loaded)
     run.plan(heat)
     run.load()
     lines = tuple(
@@ -219,6 +222,7 @@ class _Run:
         started: float,
         progress: Progress | None,
         control: WarmControl | None,
+        loaded: WarmSet | None,
     ) -> None:
         self._sources = sources
         self._limits = limits
@@ -226,6 +230,7 @@ class _Run:
         self._started = started
         self._progress = progress
         self._control = control
+        self._loaded = loaded
         self._steps: list[WarmStep] = []
         self._total = 0.0
         self._unit_benefit: Mapping[_LineKey, float] = {}
@@ -454,6 +459,8 @@ class _Run:
         got = min(1.0, (outcome.loaded + outcome.already) / len(step.units))
         key = (step.source, step.kind, step.stage)
         self._cover(key, step.benefit * got, len(step.units) * got)
+        if self._loaded is not None:
+            self._loaded.add(step.source, step.kind, step.units, got)
 
 
 def _line(key: _LineKey, tally: _Tally, owner: WarmSource) -> ReceiptLine:

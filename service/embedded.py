@@ -25,6 +25,7 @@ from stoker.prefetch.protocols import ContentKey
 from stoker.prefetch.receipt import Receipt
 from stoker.prefetch.warm import run_warm
 from stoker.prefetch.warm_control import WarmControl
+from stoker.prefetch.warm_set import Accesses, WarmSet
 from stoker.service.collection_index import CollectionIndex
 from stoker.service.logging import configure_quietly
 
@@ -45,6 +46,7 @@ class Index:
         """Use `stoker.open`."""
         self._collection = collection
         self._source = CollectionIndex(collection)
+        self._loaded: WarmSet | None = None
 
     @property
     def count(self) -> int:
@@ -129,14 +131,39 @@ class Index:
         Returns:
             The receipt: planned, loaded, skipped and why, as read back from the page pool.
         """
-        return run_warm(
+        loaded = WarmSet()
+        receipt = run_warm(
             self._source,
             _content_keys(heat),
             budget_bytes=budget_bytes,
             deadline_s=deadline_s,
             coverage=Coverage(unseen_ratio),
             control=control,
+            loaded=loaded,
         )
+        self._loaded = loaded
+        return receipt
+
+    def warm_served(self, accesses: Mapping[Any, float]) -> float | None:
+        """Return which share of these accesses the last warm-up's pages serve, in [0, 1].
+
+        It is what the receipt predicts, of accesses that came: for `Receipt.with_measured`. What
+        searches have read themselves since does not count.
+
+        Args:
+            accesses: How many fell on each id, or (tenant, id).
+
+        Returns:
+            None before the first `warm`, after a merge has laid the pages out anew, and where no
+            access fell on a document that is here.
+        """
+        if self._loaded is None:
+            return None
+        asked = Accesses(_content_keys(accesses))
+        batches = self._source.unit_batches(asked.by_key)
+        if not self._loaded.still_offered(batches):
+            return None
+        return self._loaded.served(batches, asked)
 
     def page_counts(self) -> tuple[int, int]:
         """How often searches found a record's page in memory, and how often not."""

@@ -30,6 +30,7 @@ from stoker.prefetch.coverage_curve import KNOWN, Coverage
 from stoker.prefetch.events import Event
 from stoker.prefetch.protocols import WarmSource
 from stoker.prefetch.receipt import Receipt
+from stoker.prefetch.warm_set import Accesses
 from stoker.service.answers import (
     Completeness,
     Readiness,
@@ -61,6 +62,7 @@ log = structlog.get_logger(__name__)
 Vector = NDArray[np.float32]
 
 _STOP_S = 8.0
+_MEASURE_S = 5.0
 _STOP_S_MIN = 0.2  # a part that others left no time is still asked
 
 
@@ -119,11 +121,18 @@ class Engine:
         self._warmup = WarmupRunner(
             self._warm_sources,
             self._demand_for_warmup,
-            parts.index.page_counts,
             settings=config.prefetch,
             receipt_path=receipt_path,
             finished=self._shown.note_receipt,
             coverage=self._coverage,
+            accesses_since=self._accesses_since,
+            wall=wall,
+        )
+        self._measuring = Rounds(
+            self._warmup.measure,
+            name="warm-up measure",
+            every_s=_MEASURE_S,
+            failed=self._not_measured,
         )
 
     @property
@@ -141,6 +150,7 @@ class Engine:
         """Follow the log, load the model, and warm as `service.warm` says; returns at once."""
         if self._parts.heat is not None:
             self._parts.heat.start()
+            self._measuring.start()
         self._text.start()
         if self._parts.placement is not None:
             self._parts.placement.start()
@@ -178,6 +188,7 @@ class Engine:
 
         idle = self._warmup.stop(left_s()) and idle
         idle = self._refreshing.stop(left_s()) and idle
+        idle = self._measuring.stop(left_s()) and idle
         if parts.placement is not None:
             idle = parts.placement.stop(left_s()) and idle
         if parts.kv is not None:
@@ -206,6 +217,11 @@ class Engine:
         # What was there goes on being served; said once, not every second.
         if not again:
             log.error("service.refresh_failed", reason=str(error), exc_info=is_fault(error))
+
+    @staticmethod
+    def _not_measured(error: Exception, again: bool) -> None:
+        if not again:
+            log.error("service.measure_failed", reason=str(error), exc_info=is_fault(error))
 
     def readiness(self) -> Readiness:
         """Tell whether traffic should come, and which parts are on."""
@@ -363,7 +379,6 @@ class Engine:
         self.metrics.read_bytes.inc(int(hits.bytes_read))
         if hits.completeness < 1.0:
             self.metrics.incomplete.inc()
-        self._warmup.measure()
         return hits
 
     def _verify(
@@ -476,6 +491,10 @@ class Engine:
     def _coverage(self) -> Coverage:
         heat = self._parts.heat
         return KNOWN if heat is None else heat.coverage(self._wall())
+
+    def _accesses_since(self, time_s: float) -> Accesses:
+        heat = self._parts.heat
+        return Accesses() if heat is None else heat.accesses_since(time_s)
 
     # -- metrics ---------------------------------------------------------------------------
 

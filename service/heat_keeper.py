@@ -18,6 +18,7 @@ from stoker.prefetch.coverage_curve import Coverage
 from stoker.prefetch.protocols import ContentKey
 from stoker.prefetch.settings import PrefetchSettings
 from stoker.prefetch.snapshot import SnapshotCorrupt
+from stoker.prefetch.warm_set import Accesses
 from stoker.service.consume import ConsumeLoop, ConsumeOptions, ConsumeStats
 from stoker.service.dead_letters import DeadLetters
 from stoker.service.heat_sink import HeatSink
@@ -127,6 +128,10 @@ class HeatKeeper:
     def coverage(self, now_s: float) -> Coverage:
         """Return how many of the coming accesses the hottest chunks will serve."""
         return self.sink.coverage(now_s)
+
+    def accesses_since(self, time_s: float) -> Accesses:
+        """Return the newest accesses later than a time, of all tenants."""
+        return self.sink.accesses_since(time_s)
 
     def wait_caught_up(self, timeout_s: float) -> bool:
         """Wait until the heat holds what the log held when we joined; tells whether it does."""

@@ -20,6 +20,7 @@ from stoker.prefetch.events import Event
 from stoker.prefetch.heat import HeatGraph
 from stoker.prefetch.protocols import ContentKey
 from stoker.prefetch.settings import PrefetchSettings
+from stoker.prefetch.warm_set import Accesses
 
 
 class HeatSink:
@@ -92,6 +93,11 @@ class HeatSink:
         with self._lock:
             rest = self._graph.coverage_later(now_s, tenant)
         return rest()
+
+    def accesses_since(self, time_s: float) -> Accesses:
+        """Return the newest accesses later than a time; see `HeatGraph`."""
+        with self._lock:
+            return self._graph.accesses_since(time_s)
 
     @property
     def key_count(self) -> int:

@@ -203,7 +203,7 @@ class Metrics:
         )
         self.measured_hit_ratio = Gauge(
             "stoker_prefetch_measured_hit_ratio",
-            "Hit ratio that the first searches after the last warm-up saw; -1 until measured",
+            "Share of the accesses after the last warm-up that it served; -1 until measured",
             registry=registry,
         )
         self.measured_hit_ratio.set(-1)

@@ -1,7 +1,7 @@
 """Warm-ups of a running server: one at a time, in a thread, with progress and a kept receipt.
 
-The receipt is what /readyz opens on. It is written to the state folder, and once enough searches
-have followed, the hit ratio that they really saw is added to it.
+The receipt is what /readyz opens on. It is written to the state folder, and once enough accesses
+have followed, the share of them that the warm-up served is added to it, beside the prediction.
 """
 
 from __future__ import annotations
@@ -9,28 +9,38 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import structlog
 
 from stoker.errors import InputError, StokerError, UnavailableError
-from stoker.prefetch.coverage_curve import KNOWN, Coverage
+from stoker.prefetch.coverage_curve import KNOWN, SPAN_ACCESSES_MIN, Coverage
 from stoker.prefetch.protocols import ContentKey, WarmSource
 from stoker.prefetch.receipt import Receipt, StageMark
 from stoker.prefetch.settings import PrefetchSettings
 from stoker.prefetch.warm import run_warm
 from stoker.prefetch.warm_control import PAUSED, WarmControl
+from stoker.prefetch.warm_set import Accesses, WarmSet
 from stoker.service.answers import WarmupStatus
 from stoker.service.problems import DeadlinePassed, WarmupIdle, WarmupRunning
 from stoker.service.whole_file import replace_file
 
 log = structlog.get_logger(__name__)
 
-# Unit accesses after which the measured hit ratio is written: enough for two digits.
-_MEASURED_ACCESSES = 20_000
+# As many as the prediction puts to the test at least: a standard error of a point and a half.
+_MEASURED_ACCESSES: Final = SPAN_ACCESSES_MIN
 # What can be asked of a warm-up that runs.
 STEERING: Final = ("pause", "resume", "reprioritise", "cancel")
+
+
+@dataclass(frozen=True)
+class _Unmeasured:
+    """A warm-up that ended at a Unix time, and what it made resident."""
+
+    since_s: float
+    loaded: WarmSet
 
 
 class WarmupRunner:
@@ -43,31 +53,34 @@ class WarmupRunner:
         self,
         sources: Callable[[], Sequence[WarmSource]],
         demand: Callable[[], Mapping[ContentKey, float]],
-        page_counts: Callable[[], tuple[int, int]],
         *,
         settings: PrefetchSettings,
         receipt_path: Path | None,
         finished: Callable[[Receipt], None] = lambda receipt: None,
         coverage: Callable[[], Coverage] = lambda: KNOWN,
+        accesses_since: Callable[[float], Accesses] = lambda since_s: Accesses(),
+        wall: Callable[[], float] = time.time,
     ) -> None:
         """Prepare to warm.
 
         Args:
             sources: Gives the rooms to warm, as they are when a warm-up starts.
             demand: Gives the heat; called in the warm-up's thread.
-            page_counts: Gives (hits, misses) of the searches so far.
             receipt_path: Where the last receipt is kept; None keeps it in memory only.
             finished: Called with each receipt, in the warm-up's thread.
             coverage: Gives how many accesses a share of the demand serves, for the prediction;
                 called after ``demand``, in the warm-up's thread.
+            accesses_since: Gives the accesses later than a Unix time, for `measure`.
+            wall: Unix seconds, by the clock that gives events their times.
         """
         self._sources = sources
         self._demand = demand
-        self._page_counts = page_counts
         self._settings = settings
         self._receipt_path = receipt_path
         self._finished = finished
         self._coverage = coverage
+        self._accesses_since = accesses_since
+        self._wall = wall
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._done = threading.Event()
@@ -77,7 +90,7 @@ class WarmupRunner:
         self._mark: StageMark | None = None
         self._receipt: Receipt | None = None
         self._error = ""
-        self._measure_from: tuple[int, int] | None = None
+        self._unmeasured: _Unmeasured | None = None
 
     @property
     def receipt(self) -> Receipt | None:
@@ -133,7 +146,7 @@ class WarmupRunner:
             self._control = control
             self._mark = None
             self._error = ""
-            self._measure_from = None
+            self._unmeasured = None
 
     def steer(self, action: str) -> None:
         """Pause, resume, re-prioritise or cancel the running warm-up, from its next load on.
@@ -186,28 +199,38 @@ class WarmupRunner:
             )
 
     def measure(self) -> None:
-        """Add the measured hit ratio to the receipt, once enough searches have followed it."""
-        since = self._measure_from
-        if since is None:
+        """Add to the receipt what the warm-up served, once enough accesses have followed it.
+
+        What was warm cannot be told any more after a merge: the receipt is then left unmeasured.
+        Asks all sources what lies where, so it is for a thread that nobody waits for.
+        """
+        unmeasured = self._unmeasured
+        if unmeasured is None:
             return
-        counts = self._page_counts()
-        hits, misses = counts[0] - since[0], counts[1] - since[1]
-        if hits < 0 or misses < 0:  # a merge put new segments in the place of those counted
-            self._measure_from = counts
+        accesses = self._accesses_since(unmeasured.since_s)
+        if accesses.total < _MEASURED_ACCESSES:
             return
-        if hits + misses < _MEASURED_ACCESSES:
-            return
+        batches = [b for one in self._sources() for b in one.unit_batches(accesses.by_key)]
+        there = unmeasured.loaded.still_offered(batches)
+        ratio = unmeasured.loaded.served(batches, accesses) if there else None
+        if there and ratio is None:
+            return  # others were asked for until now: nothing that we have
         with self._lock:
-            if self._measure_from is not since or self._receipt is None:
+            if self._unmeasured is not unmeasured or self._receipt is None:
                 return
-            self._measure_from = None
-            ratio = hits / (hits + misses)
-            receipt = self._receipt.with_measured(ratio, accesses=hits + misses)
+            self._unmeasured = None
+            receipt = self._receipt
+            if ratio is not None:
+                receipt = receipt.with_measured(ratio, accesses=accesses.total)
             self._receipt = receipt
+        if ratio is None:
+            log.info("service.warmup_unmeasured", reason="the index was laid out anew since")
+            return
         log.info(
             "service.warmup_measured",
             predicted_hit_ratio=round(receipt.predicted_hit_ratio, 4),
             measured_hit_ratio=round(ratio, 4),
+            accesses=accesses.total,
         )
         self._finished(receipt)
         self._keep(receipt)
@@ -231,12 +254,13 @@ class WarmupRunner:
         everything: bool,
     ) -> None:
         try:
-            receipt = self._warm(control, budget_bytes, deadline_s, everything)
-            counts = self._page_counts()
+            loaded = WarmSet()
+            receipt = self._warm(control, budget_bytes, deadline_s, everything, loaded)
+            unmeasured = _Unmeasured(self._wall(), loaded)
             with self._lock:
                 self._state = "done"
                 self._receipt = receipt
-                self._measure_from = counts
+                self._unmeasured = unmeasured
             self._finished(receipt)
             self._keep(receipt)
         except Exception as fault:
@@ -255,6 +279,7 @@ class WarmupRunner:
         budget_bytes: int | None,
         deadline_s: float | None,
         everything: bool,
+        loaded: WarmSet,
     ) -> Receipt:
         began = time.monotonic()
         demand = self._demand()
@@ -273,6 +298,7 @@ class WarmupRunner:
             coverage=self._coverage() if demand else KNOWN,
             progress=self._note,
             control=control,
+            loaded=loaded,
         )
 
     def _note(self, mark: StageMark) -> None:

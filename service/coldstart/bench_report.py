@@ -113,8 +113,8 @@ def _scenario(figure: ScenarioFigures, options: BenchOptions, index_bytes: int) 
     if ours is not None and ours.predicted_hit_ratio is not None:
         out += [
             "",
-            f"Stoker's receipt predicted a hit ratio of {ours.predicted_hit_ratio:.3f}; the"
-            f" searches after it saw {ours.measured_hit_ratio.median:.3f}.",
+            f"Stoker's receipt predicted a hit ratio of {ours.predicted_hit_ratio:.3f}; the pages"
+            f" that it warmed served {_share(ours.served_ratio)} of the accesses after it.",
         ]
     out += ["", f"p99 by windows of {WINDOW_REPORTED_S:g} s since the traffic began, ms:", ""]
     count = max((len(row.windows_ms) for row in figure.rows), default=0)
@@ -125,6 +125,10 @@ def _scenario(figure: ScenarioFigures, options: BenchOptions, index_bytes: int) 
         for row in figure.rows
     ]
     return out
+
+
+def _share(ratio: float | None) -> str:
+    return "an unknown share (too few followed)" if ratio is None else f"{ratio:.3f}"
 
 
 def _cells(row: MethodRow) -> list[str]:

@@ -7,6 +7,7 @@ imported, and only when it is.
 
 from __future__ import annotations
 
+import collections
 import importlib
 import json
 import os
@@ -61,6 +62,8 @@ def run_job(job: ColdJob) -> tuple[ColdRecord, list[list[Any]]]:
     for query in queries[asked:]:
         log.answer(query)
     hits, misses = _page_counts(index)
+    if receipt is not None and hasattr(index, "warm_served"):
+        receipt = _measured(receipt, index, log.ids[asked:])
     residency = index.resident()
     record = ColdRecord(
         mode=job.mode,
@@ -152,6 +155,13 @@ def _heat(job: ColdJob) -> dict[str, float]:
     graph = HeatGraph.from_snapshot(found[1])
     now_s = job.now_s or time.time()
     return {key[1]: weight for key, weight in graph.demand(now_s, job.tenant).items()}
+
+
+def _measured(receipt: Any, index: Any, answers: list[list[Any]]) -> Any:
+    """Return the receipt with what the warm-up served of the answers that came after it."""
+    accesses = collections.Counter(name for found in answers for name in found)
+    served = index.warm_served(accesses)
+    return receipt if served is None else receipt.with_measured(served, accesses=accesses.total())
 
 
 def _difference(before: int, after: int) -> int:

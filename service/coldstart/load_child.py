@@ -7,6 +7,7 @@ which it was due, so what waits because earlier ones are slow shows.
 
 from __future__ import annotations
 
+import collections
 import importlib
 import os
 import sys
@@ -73,6 +74,7 @@ def run_job(job: LoadJob) -> LoadRecord:
         loader.run()
         counted = index.page_counts()
     traffic.wait()
+    loader.measure(traffic.begun_after(loader.ready_s))
     hits, misses = index.page_counts()
     loader.close()
     samples = sampler.stop()
@@ -184,6 +186,11 @@ class _Traffic:
         if self._error is not None:
             raise self._error
 
+    def begun_after(self, time_s: float) -> list[list[str]]:
+        """Return what the requests found that were taken up after a time of the clock."""
+        rows = (self.begun_s >= time_s).nonzero()[0].tolist()
+        return [[name for name in self.ids[row] if name] for row in rows]
+
     def _run(self) -> None:
         try:
             while True:
@@ -227,6 +234,8 @@ class _Loader:
         self.heat_s = self.ready_s = 0.0
         self.bytes_read = self.pages = self.heat_keys = 0
         self.receipt: dict[str, Any] | None = None
+        self._runner: Any = None
+        self._asked: Any = None
 
     def open(self) -> None:
         """Restore the heat, which a server does before it takes traffic."""
@@ -243,6 +252,18 @@ class _Loader:
             assert load in (LOAD_ALL, LOAD_HEAT), load
             self._warm(everything=load == LOAD_ALL)
         self.ready_s = self._clock.now()
+
+    def measure(self, found: list[list[str]]) -> None:
+        """Add to the receipt what the warm-up served of these answers, as a server does."""
+        from stoker.index.document_values import DEFAULT_TENANT
+        from stoker.prefetch.warm_set import Accesses
+
+        if self._runner is None:
+            return
+        counts = collections.Counter(name for names in found for name in names)
+        self._asked = Accesses({(DEFAULT_TENANT, name): n for name, n in counts.items()})
+        self._runner.measure()
+        self.receipt = self._runner.receipt.to_dict()
 
     def close(self) -> None:
         for closer in self._closers:
@@ -291,11 +312,12 @@ class _Loader:
         runner = WarmupRunner(
             self._index.warm_sources,
             demand,
-            self._index.page_counts,
             settings=PrefetchSettings(),
             receipt_path=None,
             coverage=lambda: KNOWN if heat is None else heat.coverage(now_s),
+            accesses_since=lambda since_s: self._asked,
         )
+        self._runner = runner
         runner.start(
             budget_bytes=None if everything else self._budget(),
             deadline_s=None,

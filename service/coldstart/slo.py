@@ -61,7 +61,10 @@ class MethodRow:
         reading_ratio: Share of the requests due after ready that read anything: the part of a
             tail that is the cold index and not the machine.
         predicted_hit_ratio: By the warm-up's receipt, the mean of the starts; None without one.
-        measured_hit_ratio: Share of the looks at a record that found its page, after ready.
+        served_ratio: What the receipt measured of that: the share of the answers after it that
+            the warm-up's pages served, the mean of the starts; None where too few came.
+        measured_hit_ratio: Share of the looks at a record that found its page, after ready, also
+            where an earlier search had read it: not what a receipt predicts.
     """
 
     scenario: str
@@ -88,6 +91,7 @@ class MethodRow:
     pages_per_query: Spread
     reading_ratio: Spread
     predicted_hit_ratio: float | None
+    served_ratio: float | None
     measured_hit_ratio: Spread
     cold: bool
 
@@ -275,15 +279,17 @@ def _row(
         recall=spread(lambda s: s.recall),
         pages_per_query=spread(lambda s: float(np.mean(_read(s, arrivals_s)))),
         reading_ratio=spread(lambda s: float(np.mean(_read(s, arrivals_s) > 0))),
-        predicted_hit_ratio=_predicted(starts),
+        predicted_hit_ratio=_of_receipts(starts, "predicted_hit_ratio"),
+        served_ratio=_of_receipts(starts, "measured_hit_ratio"),
         measured_hit_ratio=spread(_hit_ratio),
         cold=all(start.drop.cold for start in starts),
     )
 
 
-def _predicted(starts: Sequence[Start]) -> float | None:
-    found = [s.record.receipt["predicted_hit_ratio"] for s in starts if s.record.receipt]
-    return float(np.mean(found)) if found else None
+def _of_receipts(starts: Sequence[Start], name: str) -> float | None:
+    found = [s.record.receipt.get(name) for s in starts if s.record.receipt]
+    known = [value for value in found if value is not None]
+    return float(np.mean(known)) if known else None
 
 
 def _hit_ratio(start: Start) -> float:

@@ -235,16 +235,11 @@ def _finish(
 
 
 def measured_receipt(runs: Sequence[ColdRun]) -> Receipt | None:
-    """Return Stoker's last receipt with the hit ratio that its first queries really saw."""
+    """Return Stoker's last receipt with what it served of the first queries' answers."""
     ours = [run for run in runs if run.record.mode == MODE_STOKER and run.record.receipt]
     if not ours:
         return None
-    record = ours[-1].record
-    receipt = Receipt.from_json(json.dumps(record.receipt))
-    total = record.page_hits + record.page_misses
-    if record.page_hits >= 0 and total > 0:
-        receipt = receipt.with_measured(record.page_hits / total, accesses=total)
-    return receipt
+    return Receipt.from_json(json.dumps(ours[-1].record.receipt))
 
 
 def _notes(options: DemoOptions) -> list[str]:
