@@ -252,7 +252,8 @@ def _worst_kind(recall: NDArray[np.float64], alike: NDArray[np.float64]) -> tupl
             No target is set by them, but what is promised to either is promised to both.
     """
     parts = [recall[kind :: len(KINDS)] for kind in range(len(KINDS))]
-    lows = [_reached(np.concatenate([part, alike])) for part in parts]
+    # Where those at random fare better, they must not make up for a kind.
+    lows = [min(_reached(part), _reached(np.concatenate([part, alike]))) for part in parts]
     return min(float(part.mean()) for part in parts[:_TARGET_KINDS]), min(lows)
 
 

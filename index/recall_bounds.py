@@ -128,7 +128,8 @@ def narrowest(calibration: Calibration, bits: int, *, wanted: float) -> tuple[in
         wanted: Mean recall of the walk.
 
     Returns:
-        (width, whether it enters widely): the widest of the better sort where none is enough.
+        (width, whether it enters widely): where none is enough, the walk that finds most, and of
+        those that find as much the cheapest.
     """
     found = []
     for widely, cost in ((False, 1.0), (True, calibration.entry_cost)):

@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import numpy as np
 from hypothesis import given, settings
 
-from stoker.index.calibration import Probe
+from stoker.index.calibration import KINDS, Probe, _worst_kind
 
 
 @settings(max_examples=50)
@@ -39,3 +39,13 @@ def test_however_vectors_are_cut_into_batches_the_nearest_are_kept(
     found = np.take_along_axis(scores, probe.rows, axis=1)
     np.testing.assert_allclose(found, probe.scores, rtol=1e-5, atol=1e-5)
     assert all(len(set(rows)) == k for rows in probe.rows.tolist())
+
+
+def test_random_queries_that_fare_well_do_not_raise_what_a_kind_is_promised() -> None:
+    kinds = len(KINDS)
+    recall = np.ones(128 * kinds)
+    recall[:: 32 * kinds] = 0.2  # 4 of the first kind's 128: too many to be sure of the share.
+    alone = _worst_kind(recall, np.empty(0))
+    assert alone == (1.0 - 0.8 / 32, 0.2)
+    assert _worst_kind(recall, np.ones(128)) == alone
+    assert _worst_kind(recall, np.zeros(128)) == (alone[0], 0.0)
