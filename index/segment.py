@@ -422,6 +422,7 @@ class Segment:
         )
         if kind != "upper":
             return counts
+        self.ids.take_read_bytes()  # by searches until now: not of this load
         self.ids.load()
         return dataclasses.replace(
             counts, bytes_read=counts.bytes_read + self.ids.take_read_bytes()

@@ -37,7 +37,8 @@ class ReceiptLine:
         resident: Planned units that the pool held when asked after loading; None where the
             source cannot say.
         planned_bytes: Bytes of the planned units.
-        bytes_read: Bytes that loading read from the device, padding included.
+        bytes_read: Bytes that loading read from the device, padding included; with the index's
+            upper pages come its ids, which are no pages of the plan.
         reads: Read operations.
         seconds: Time spent in load calls.
     """
