@@ -350,7 +350,8 @@ def _check(manifest: Manifest, path: Path) -> None:
         and (manifest.has_coarse or not manifest.coarse_directions)
         and manifest.coarse_directions <= manifest.dim
         and manifest.coarse_fine <= manifest.coarse_directions
-        and (manifest.coarse_directions > 0 or not manifest.coarse_blocks),
+        and (manifest.coarse_directions > 0 or not manifest.coarse_blocks)
+        and (manifest.coarse_blocks > 0 or not manifest.coarse_fine),
         f"coarse_directions {manifest.coarse_directions!r}, "
         f"coarse_wide_blocks {manifest.coarse_wide_blocks!r}, "
         f"coarse_fine {manifest.coarse_fine!r}, coarse_blocks {manifest.coarse_blocks!r}",

@@ -180,6 +180,7 @@ def test_a_basis_that_fits_no_code_is_refused(sealed: Path, tmp_path: Path) -> N
         ("coarse_directions", 0),
         ("coarse_wide_blocks", -1),
         ("coarse_fine", 400),
+        ("coarse_fine", 1),  # without blocks that end with the numbers
         ("coarse_blocks", -1),
     ],
 )
