@@ -198,17 +198,20 @@ class WarmupRunner:
                 error=self._error,
             )
 
-    def measure(self) -> None:
+    def measure(self, *, accesses_min: int = _MEASURED_ACCESSES) -> None:
         """Add to the receipt what the warm-up served, once enough accesses have followed it.
 
         What was warm cannot be told any more after a merge: the receipt is then left unmeasured.
         Asks all sources what lies where, so it is for a thread that nobody waits for.
+
+        Args:
+            accesses_min: So many are enough; at least 1.
         """
         unmeasured = self._unmeasured
         if unmeasured is None:
             return
         accesses = self._accesses_since(unmeasured.since_s)
-        if accesses.total < _MEASURED_ACCESSES:
+        if accesses.total < accesses_min:
             return
         batches = [b for one in self._sources() for b in one.unit_batches(accesses.by_key)]
         there = unmeasured.loaded.still_offered(batches)

@@ -128,7 +128,7 @@ def _scenario(figure: ScenarioFigures, options: BenchOptions, index_bytes: int) 
 
 
 def _share(ratio: float | None) -> str:
-    return "an unknown share (too few followed)" if ratio is None else f"{ratio:.3f}"
+    return "an unknown share (nothing followed)" if ratio is None else f"{ratio:.3f}"
 
 
 def _cells(row: MethodRow) -> list[str]:

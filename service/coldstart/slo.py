@@ -62,7 +62,7 @@ class MethodRow:
             tail that is the cold index and not the machine.
         predicted_hit_ratio: By the warm-up's receipt, the mean of the starts; None without one.
         served_ratio: What the receipt measured of that: the share of the answers after it that
-            the warm-up's pages served, the mean of the starts; None where too few came.
+            the warm-up's pages served, the mean of the starts; None where none came.
         measured_hit_ratio: Share of the looks at a record that found its page, after ready, also
             where an earlier search had read it: not what a receipt predicts.
     """
