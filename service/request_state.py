@@ -82,7 +82,7 @@ class RequestState:
 
     Attributes:
         id: The request's id, as in the log and the answer.
-        id_given: Whether the client gave it: then another request of that id is another try.
+        id_given: Whether the client gave it: then a search of the same id and body is another try.
         started: When it arrived, `time.monotonic()` seconds.
         tenant: The tenant that its key belongs to; None where it carries none, or the operator's.
         operator: Whether it may act for every tenant.
