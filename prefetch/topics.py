@@ -6,8 +6,8 @@ which topics are on, the edges say what they need. `TopicHeat.lift` is one step 
 their chunks, `TopicHeat.expected` one from the nodes of a single query.
 
 Nothing uses it by default: on the traces measured it adds nothing to decayed demand
-(`prefetch/BENCHMARKS.md`). Entities are found in `entities`; `query_topics` feeds terms and entities
-from the stream of events.
+(`prefetch/BENCHMARKS.md`). Entities are found in `entities`; `query_topics` feeds terms and
+entities from the stream of events.
 
 Terms come from scikit-learn's text analyser (tokens of two letters and more, English stop words,
 pairs of words), weighed by how rare they are. Clusters are mini-batch k-means, started from the

@@ -16,10 +16,10 @@ from stoker.index.document_values import (
     check_tenant,
 )
 from stoker.service.bodies import (
-    parse_tenant,
     parse_documents,
     parse_events,
     parse_search,
+    parse_tenant,
     parse_warmup,
 )
 from stoker.service.problems import BodyTooLarge, RequestError
