@@ -377,9 +377,9 @@ class LivePlacement:
         """Return why a passage is kept or not.
 
         Returns:
-            ``acting``, the policy that decides; ``forecast``, the terms of its forecast, largest
-            first; ``qlearning``, state, values and prices, or None where that is off or knows
-            nothing of it.
+            ``acting``, the policy that decides; ``forecast``, the terms of its forecast (accesses by
+            the next request), largest first, empty where no forecast runs; ``qlearning``, state,
+            values and prices, or None where that is off or knows nothing of it.
         """
         key = (tenant, name)
         with self._lock:
