@@ -377,8 +377,8 @@ class LivePlacement:
         """Return why a passage is kept or not.
 
         Returns:
-            ``acting``, the policy that decides; ``forecast``, the terms of its forecast (accesses by
-            the next request), largest first, empty where no forecast runs; ``qlearning``, state,
+            ``acting``, the policy that decides; ``forecast``, the terms of its forecast (accesses
+            by the next request), largest first, empty where none runs; ``qlearning``, state,
             values and prices, or None where that is off or knows nothing of it.
         """
         key = (tenant, name)
