@@ -90,9 +90,9 @@ class Probe:
         (a cosine of 0.84 and more: a passage looks for its like), *far* from it (0.5 to 0.75: a
         question looks for a passage), *between* two that have nothing to do with each other, and
         *halves*, as near to the one as to the other: no width is chosen by those, which are seldom
-        asked, but what is promised has to hold for them too. Then a quarter as many in random
-        directions, half from the origin and half from the vectors' centre, at half to four times
-        the vectors' distance from it.
+        asked, but what is promised has to hold for them too. Then 128, or as many as those if they
+        are fewer, in random directions, half from the origin and half from the vectors' centre, at
+        half to four times the vectors' distance from it.
         """
         count = len(rows)
         if count < _ROWS_MIN:
