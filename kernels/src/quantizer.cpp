@@ -31,10 +31,12 @@ std::uint64_t splitmix64(std::uint64_t& state) {
 }
 
 std::uint8_t clamp_cell(float value, int top) {
-  // Not-a-number cannot come here: vectors are checked before they are sealed.
-  if (value <= 0) return 0;
-  const int cell = static_cast<int>(value);
-  return static_cast<std::uint8_t>(cell > top ? top : cell);
+  // Vectors are checked before they are sealed, but one over a cell's width is beyond floats where a
+  // vector all but lies on the centre. A coordinate times that is infinite, or, where it is zero,
+  // not a number: no integer holds either.
+  if (!(value > 0)) return 0;
+  if (value >= static_cast<float>(top)) return static_cast<std::uint8_t>(top);
+  return static_cast<std::uint8_t>(value);
 }
 
 // The cells of one coordinate of a block of 2-bit codes, and of one of 4-bit codes.

@@ -240,6 +240,37 @@ void hostile_bases_are_refused() {
   CHECK(refuses([](CoarseBasis& b) { b.blocks = 3, b.wide_blocks = 4; }));
 }
 
+// Vectors so near the centre that one over a cell's width is beyond floats, one way and the other:
+// what lies beyond the last cell takes that one, so that a code still points as its vector does.
+void near_the_centre_cells_saturate(std::size_t dim, const CoarseBasis& basis) {
+  const std::vector<float> centre(dim, 0.0f);
+  const Quantizer quantizer(dim, 7, centre.data(), basis);
+  const CodeShape& shape = quantizer.shape();
+  for (const float tiny : {1e-35f, 1e-36f, 1e-40f}) {
+    for (const std::size_t used : {std::size_t{1}, dim / 2, dim}) {
+      std::vector<float> vectors(2 * dim, 0.0f);   // one, and its opposite
+      std::fill_n(vectors.begin(), used, tiny);
+      std::fill_n(vectors.begin() + static_cast<std::ptrdiff_t>(dim), used, -tiny);
+      std::vector<std::uint8_t> codes(2 * shape.code_record_bytes);
+      std::vector<std::uint8_t> refines(2 * shape.refine_record_bytes);
+      std::vector<std::uint8_t> coarse(2 * shape.coarse_record_bytes);
+      quantizer.encode(vectors.data(), 2, codes.data(), refines.data(), coarse.data());
+      for (std::size_t i = 0; i < 2; ++i) {
+        const std::uint8_t* const record = coarse.data() + i * shape.coarse_record_bytes;
+        float corrections[3];
+        std::memcpy(corrections, codes.data() + i * shape.code_record_bytes + shape.code_bytes, 4);
+        std::memcpy(corrections + 1,
+                    refines.data() + i * shape.refine_record_bytes + shape.code_bytes, 4);
+        std::memcpy(corrections + 2, record + shape.coarse_bytes, 4);
+        for (const float c : corrections) CHECK(std::isfinite(c));
+        CHECK(corrections[0] > 0 && corrections[1] > 0);
+      }
+      CHECK(std::memcmp(coarse.data(), coarse.data() + shape.coarse_record_bytes,
+                        shape.coarse_bytes) != 0);
+    }
+  }
+}
+
 void degenerate_vectors_are_finite() {
   for (const std::size_t dim : {1u, 2u, 63u, 64u, 65u, 384u}) {
     std::vector<float> vectors(3 * dim, 0.0f), centre(dim, 0.0f);
@@ -270,6 +301,10 @@ void degenerate_vectors_are_finite() {
       for (const std::int16_t q : prepared.q16) CHECK(std::abs(q) <= 8191);
     }
   }
+  near_the_centre_cells_saturate(96, {});
+  CoarseBasis basis = leading(384, 3, 256, std::vector<float>(384, 1.0f), 4, 32);
+  for (float& step : basis.steps) step = 4e-4f;
+  near_the_centre_cells_saturate(384, basis);
 }
 
 }  // namespace
