@@ -12,8 +12,8 @@ namespace {
 // answer in any way that the expected recall would notice.
 constexpr float kDoubtSigmas = 3.5f;
 
-// What a query that reads may keep of what it may lose. The first page costs it a wait for the device,
-// the next ones hardly more; and the surer it ends, the more others may do without.
+// What a query that reads may keep of what it may lose. The first page costs it a wait for the
+// device, the next ones hardly more; and the surer it ends, the more others may do without.
 constexpr double kLeftByReads = 0.1;
 
 // Vectors on their way from memory while one is compared.

@@ -25,16 +25,17 @@ constexpr std::size_t kScanSpare = 100;
 // How much wider a walk under a filter begins anew where it did not meet enough allowed rows.
 constexpr std::size_t kWiden = 4;
 
-// Nodes whose links a walk, unless it is greedy, follows before their neighbors are compared, so that
-// the cache misses of all of them overlap. Measured at 100,000 x 384: 2 to 4 are alike, 20 to 30 %
-// faster than one at the same recall; what they evaluate too much buys recall.
+// Nodes whose links a walk, unless it is greedy, follows before their neighbors are compared, so
+// that the cache misses of all of them overlap. Measured at 100,000 x 384: 2 to 4 are alike, 20 to
+// 30 % faster than one at the same recall; what they evaluate too much buys recall.
 constexpr std::size_t kExpandTogether = 3;
 
-// How far a walk goes on, while missing pages are gathered, where frames lie idle: what it then reads
-// too much takes nobody's place, and is wanted soon. No more than a part of its width, since a narrow
-// walk ends before it comes to what lies behind. Nothing loaded, 1,000,000 x 384, width 768: 4 are 78
-// rounds and 74 MB for the first query and 1,388 rounds for the first 200; 16 31, 76 MB and 719; 64
-// 22, 92 MB and 437. 16 at width 32: a third fewer rounds, but half as many bytes again.
+// How far a walk goes on, while missing pages are gathered, where frames lie idle: what it then
+// reads too much takes nobody's place, and is wanted soon. No more than a part of its width, since
+// a narrow walk ends before it comes to what lies behind. Nothing loaded, 1,000,000 x 384, width
+// 768: 4 are 78 rounds and 74 MB for the first query and 1,388 rounds for the first 200; 16 31,
+// 76 MB and 719; 64 22, 92 MB and 437. 16 at width 32: a third fewer rounds, but half as many bytes
+// again.
 constexpr std::uint32_t kRoomyAhead = 16;
 constexpr std::size_t kRoomyWidthShare = 8;
 
@@ -105,8 +106,8 @@ QueryStats Walk::run(const float* query, std::uint32_t* rows, float* scores) {
   return stats_;
 }
 
-// Whether a whole walk has ended as near to the query as narrow walks have to, by its codes. What no
-// number is near, as a query at the origin, is not.
+// Whether a whole walk has ended as near to the query as narrow walks have to, by its codes. What
+// no number is near, as a query at the origin, is not.
 bool Walk::is_near() const {
   if (s_.nearest.items().empty() || stats_.skipped > 0) return false;
   const float distance = s_.nearest.items().front().distance;
@@ -172,8 +173,8 @@ void Walk::forget_visited() {
   s_.visited_rows.clear();
 }
 
-// After a narrow walk that was not enough: walks the level above the bottom, from where it was left,
-// and enters the bottom at what is found there and at what the narrow walk ended with.
+// After a narrow walk that was not enough: walks the level above the bottom, from where it was
+// left, and enters the bottom at what is found there and at what the narrow walk ended with.
 void Walk::enter_widely() {
   s_.kept.swap(s_.nearest.items());
   s_.nearest.items().swap(s_.entries);
@@ -188,9 +189,9 @@ void Walk::enter_widely() {
   }
 }
 
-// Follows the upper levels down to level 1, that one by a walk of `entry_ef`. The others greedily when
-// the bottom can be had; with the full width when it may not be, since the upper nodes may then be all
-// the answer there is.
+// Follows the upper levels down to level 1, that one by a walk of `entry_ef`. The others greedily
+// when the bottom can be had; with the full width when it may not be, since the upper nodes may
+// then be all the answer there is.
 void Walk::descend(std::size_t entry_ef) {
   const std::size_t top = layout_.levels.size() - 1;
   const bool careful = !reading_ || params_.deadline.has_value();

@@ -100,9 +100,9 @@ struct SegmentLayout {
 struct SearchParams {
   std::uint32_t k = 10;
   std::uint32_t ef = 64;
-  // Width of the walk on the level above the bottom, all of whose answers the bottom is entered at. 1
-  // follows it greedily, to one place, and a query whose neighbors lie elsewhere then has to find a way
-  // there through the bottom, where links are short.
+  // Width of the walk on the level above the bottom, all of whose answers the bottom is entered at.
+  // 1 follows it greedily, to one place, and a query whose neighbors lie elsewhere then has to find
+  // a way there through the bottom, where links are short.
   std::uint32_t entry_ef = 1;
   // A narrower walk comes first, and is all there is for a query that it finds near enough to what
   // is stored: at `near_from` and above, of the nearness of index/recall_bounds.py, which takes the
