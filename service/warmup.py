@@ -31,16 +31,30 @@ log = structlog.get_logger(__name__)
 
 # As many as the prediction puts to the test at least: a standard error of a point and a half.
 _MEASURED_ACCESSES: Final = SPAN_ACCESSES_MIN
+# Rounds left out at most after one that found nothing: some minutes, at a round every 5 s.
+_ROUNDS_SKIPPED_MAX: Final = 63
 # What can be asked of a warm-up that runs.
 STEERING: Final = ("pause", "resume", "reprioritise", "cancel")
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Unmeasured:
-    """A warm-up that ended at a Unix time, and what it made resident."""
+    """A warm-up that ended at a Unix time, and what it made resident.
+
+    Attributes:
+        skips: How many calls of `WarmupRunner.measure` are still left out.
+        skipped: How many were left out after the last look that found nothing.
+    """
 
     since_s: float
     loaded: WarmSet
+    skips: int = 0
+    skipped: int = 0
+
+    def found_nothing(self) -> None:
+        """Look half as often from now on, within a bound."""
+        self.skipped = min(2 * self.skipped + 1, _ROUNDS_SKIPPED_MAX)
+        self.skips = self.skipped
 
 
 class WarmupRunner:
@@ -202,13 +216,18 @@ class WarmupRunner:
         """Add to the receipt what the warm-up served, once enough accesses have followed it.
 
         What was warm cannot be told any more after a merge: the receipt is then left unmeasured.
-        Asks all sources what lies where, so it is for a thread that nobody waits for.
+        Asks all sources what lies where, so it is for a thread that nobody waits for. As long as
+        nothing of what is asked for is in the index, it looks at every second, fourth, eighth call
+        and so on, down to one in 64: the answer seldom changes, and each look reads the whole plan.
 
         Args:
             accesses_min: So many are enough; at least 1.
         """
         unmeasured = self._unmeasured
         if unmeasured is None:
+            return
+        if unmeasured.skips:
+            unmeasured.skips -= 1
             return
         accesses = self._accesses_since(unmeasured.since_s)
         if accesses.total < accesses_min:
@@ -217,7 +236,8 @@ class WarmupRunner:
         there = unmeasured.loaded.still_offered(batches)
         ratio = unmeasured.loaded.served(batches, accesses) if there else None
         if there and ratio is None:
-            return  # others were asked for until now: nothing that we have
+            unmeasured.found_nothing()  # others were asked for until now: nothing that we have
+            return
         with self._lock:
             if self._unmeasured is not unmeasured or self._receipt is None:
                 return

@@ -646,6 +646,37 @@ def test_a_warm_up_whose_pages_were_laid_out_anew_is_not_measured() -> None:
     assert receipts == [None]
 
 
+def test_a_warm_up_that_nobody_asks_for_is_looked_at_ever_more_rarely() -> None:
+    source, asked, looks, receipts = Source(), Accesses(outside=5_000), [0], list[Any]()
+
+    def sources() -> list[Source]:
+        looks[0] += 1
+        return [source]
+
+    runner = WarmupRunner(
+        sources,
+        dict,
+        settings=PrefetchSettings(),
+        receipt_path=None,
+        finished=lambda receipt: receipts.append(receipt.measured_hit_ratio),
+        accesses_since=lambda since_s: asked,
+    )
+    runner.start(budget_bytes=None, deadline_s=None, everything=True)
+    runner.wait(60.0)
+    looks[0] = 0
+    looked = []
+    for call in range(320):
+        before = looks[0]
+        runner.measure()
+        if looks[0] > before:
+            looked.append(call)
+    assert looked == [0, 2, 6, 14, 30, 62, 126, 190, 254, 318]
+    asked = Accesses({("a", "x"): 5e3})
+    for _ in range(64):
+        runner.measure()
+    assert receipts == [None, 1.0]
+
+
 def test_one_warm_up_at_a_time_and_closing_stops_it(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     source = bench.index.source
