@@ -32,6 +32,7 @@ def test_a_damaged_foreign_file_is_taken_or_refused(kind: str, tmp_path: Path) -
         capture_output=True,
         text=True,
         check=False,
+        timeout=300,
     )
     last = run.stdout.splitlines()[-1:]
     assert run.returncode == 0, f"{kind}: damage {last}\n{run.stderr[-2000:]}"

@@ -29,6 +29,7 @@ def test_the_kept_corpus_breaks_nothing(reader: str) -> None:
         capture_output=True,
         text=True,
         check=False,
+        timeout=120,
     )
     assert run.returncode == 0, run.stdout + run.stderr
 
@@ -55,6 +56,7 @@ def test_invented_bytes_break_nothing(reader: str, tmp_path: Path) -> None:
         text=True,
         check=False,
         cwd=tmp_path,
+        timeout=SECONDS + 120,
     )
     found = [path.read_bytes() for path in tmp_path.glob("found-*")]
     assert run.returncode == 0, f"{found!r}\n{run.stderr[-3000:]}"

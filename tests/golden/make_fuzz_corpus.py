@@ -64,14 +64,29 @@ def main() -> None:
             {"n": {"ne": 1}, "lang": {"exists": False}},
         )
     ]
-    seeds["manifest"] = [(GOLDEN / "segment-v3" / "manifest.json").read_bytes()]
-    ids_path = GOLDEN / "segment-v3" / "ids.stk"
+    seeds["manifest"] = [
+        (GOLDEN / f"segment-v{version}" / "manifest.json").read_bytes() for version in (4, 3)
+    ]
+    ids_path = GOLDEN / "segment-v4" / "ids.stk"
     seeds["paged"] = [ids_path.read_bytes()[:64] + bytes(128)]
     ids = PagedFile(ids_path, kind="ids").read_bytes().tobytes()
     seeds["ids"] = [bytes([1, 12, 40, 0]) + ids[:400], bytes([2, 12, 0, 0]) + bytes(240)]
     seeds["segment"] = [bytes([part, 0, 0, 0]) + b"\xff" * 64 for part in range(len(FILES))]
     seeds["segment"] += [bytes([0x80 | part, 0, 0, 0]) + b"\xff" * 64 for part in range(len(FILES))]
     seeds["segment"] += [bytes([0, page, 0, 0]) + bytes(range(256)) for page in range(3)]
+    # The widths of cells lie behind the centre, and a coarse record's numbers at its end.
+    parts = list(FILES)
+    manifest = json.loads((GOLDEN / "segment-v4" / "manifest.json").read_bytes())
+    steps = (4 * manifest["dim"]).to_bytes(2, "little")
+    numbers = (manifest["coarse_record_bytes"] - 8).to_bytes(2, "little")
+    for value in (0.0, 1e-7, 1e5, np.nan):
+        number = np.float32(value).tobytes()
+        transform, coarse = (
+            next(n for n in range(128, 256) if n % len(parts) == parts.index(part))
+            for part in ("transform", "coarse")
+        )
+        seeds["segment"] += [bytes([transform, 0]) + steps + number * 2]
+        seeds["segment"] += [bytes([coarse, 0]) + numbers + number * 2]
     for name, inputs in seeds.items():
         (folder / name).mkdir(parents=True, exist_ok=True)
         for number, data in enumerate(inputs):
