@@ -148,6 +148,10 @@ def _ask_pint(word: str) -> tuple[str, Fraction, Fraction] | None:
     # The plural is pint's business; a capital is not ours to keep where lower case is a unit too.
     named = _PINT_NAMES.get(word) or _PINT_NAMES.get(word.casefold(), word)
     for spelling in dict.fromkeys((named, word.casefold())):
+        # A fifth of what it takes to learn it from the error: a text may hold hundreds of words
+        # after numbers, and those that are no units are asked for anew each time.
+        if spelling.isalpha() and not registry.parse_unit_name(spelling):
+            continue
         try:
             unit = registry.parse_units(spelling)
             zero = registry.Quantity(0.0, unit).to_base_units()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pint
 import pytest
 
+from stoker.kvcache import amounts
 from stoker.kvcache.amounts import unit_of
 from stoker.kvcache.guards import Guard, first_conflict
 from stoker.kvcache.question import fingerprint_of, read_question
@@ -89,6 +91,30 @@ def test_fingerprint_is_the_same_everywhere() -> None:
 @pytest.mark.parametrize("word", ["", "a", "in", "m**9999", "__import__", "x" * 100, "(", "may"])
 def test_words_that_are_no_units(word: str) -> None:
     assert unit_of(word) is None
+
+
+@pytest.mark.parametrize("word", ["km", "Km", "μm", "°C", "tonnes", "flurb", "Flurb", "rdB", "KWH"])
+def test_a_word_is_a_unit_where_pint_says_so(word: str) -> None:
+    """What is looked up first decides as pint's own error would."""
+    registry = amounts._registry()
+
+    def known(spelling: str) -> bool:
+        try:
+            registry.Quantity(1.0, registry.parse_units(spelling)).to_base_units()
+        except (pint.PintError, AttributeError):
+            return False
+        return True
+
+    assert (unit_of(word) is not None) == (known(word) or known(word.casefold()))
+
+
+def test_a_word_that_is_no_unit_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text may hold hundreds after numbers; to parse each takes five times as long."""
+    parsed: list[str] = []
+    registry = amounts._registry()
+    monkeypatch.setattr(registry, "parse_units", parsed.append)
+    read_question(" ".join(f"{number} flurb{chr(97 + number)}" for number in range(9)))
+    assert parsed == []
 
 
 @pytest.mark.parametrize(
