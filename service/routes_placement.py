@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from aiohttp import web
 
 from stoker.index.document_values import DOCUMENT_ID_BYTES_MAX
 from stoker.service.bodies import check_name, parse_tenant
-from stoker.service.request_state import ENGINE, encode, json_response, state_of, tenant_of
+from stoker.service.request_state import ENGINE, LANES, encode, json_response, state_of, tenant_of
 
 
 def add_routes(app: web.Application) -> None:
@@ -19,7 +17,12 @@ def add_routes(app: web.Application) -> None:
 async def _explain(request: web.Request) -> web.StreamResponse:
     name = check_name(request.match_info["id"], "id", DOCUMENT_ID_BYTES_MAX, where="id")
     tenant = tenant_of(request, parse_tenant(request.query))
-    # In a thread: a tick of the placement may hold its lock for some milliseconds.
-    why = await asyncio.to_thread(request.app[ENGINE].explain_placement, tenant, name)
+    engine = request.app[ENGINE]
+    # In a thread: a tick of the placement may hold its lock for some milliseconds. Not among the
+    # warm-ups, which are waited for as long as they take.
+    why = await request.app[LANES].search.run(
+        engine.config.service.deadline_ms_default / 1e3,
+        lambda _left_s: engine.explain_placement(tenant, name),
+    )
     answer = {"id": name, "tenant": tenant, **why, "request_id": state_of(request).id}
     return json_response(encode(answer))

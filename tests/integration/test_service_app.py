@@ -87,6 +87,10 @@ class StubEngine:
     def append_events(self, events: Any) -> None:
         self._in_a_thread("events", events)
 
+    def explain_placement(self, tenant: str, document_id: str) -> dict[str, Any]:
+        self._in_a_thread("placement", tenant, document_id)
+        return {"policy": "stub"}
+
     def metrics_page(self) -> bytes:
         self._in_a_thread("metrics")
         return self.metrics.page()
@@ -521,9 +525,12 @@ async def test_a_full_queue_is_429_with_retry_after(start: Start) -> None:
     # The second request waits in the queue once the lane counts two.
     while 'pending_requests{lane="search"} 2.0' not in await page_of(client, engine):
         pass
-    response = await client.post("/v1/search", json=body)
-    await problem(response, 429, "too-many-requests")
-    assert response.headers["Retry-After"] == "3"
+    for response in (
+        await client.post("/v1/search", json=body),
+        await client.get("/v1/placement/x"),
+    ):
+        await problem(response, 429, "too-many-requests")
+        assert response.headers["Retry-After"] == "3"
     # The loop is free meanwhile.
     assert (await client.get("/livez")).status == 200
     go.set()
@@ -536,6 +543,20 @@ async def page_of(client: TestClient[Any, Any], engine: StubEngine) -> str:
         return await (await client.get("/metrics")).text()
     finally:
         engine.act = act
+
+
+async def test_a_placement_that_is_asked_for_is_looked_up_in_a_lane(start: Start) -> None:
+    """In its bounds, and not where warm-ups are waited for, which may take minutes."""
+    client, engine = await start()
+    response = await client.get("/v1/placement/x")
+    assert (await response.json())["policy"] == "stub"
+    assert engine.calls == [("placement", "default", "x")]
+    client, engine = await start(deadline_ms_default=20)
+    go = threading.Event()
+    engine.act = lambda: (go.wait(), None)[1]
+    response = await client.get("/v1/placement/x")
+    await problem(response, 504, "deadline-passed")
+    go.set()
 
 
 async def test_a_search_past_its_deadline_is_504(
