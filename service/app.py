@@ -48,7 +48,7 @@ from stoker.service.connections import (
     OurFaults,
     ProblemRunner,
     RequestsUnderWay,
-    connection_age_s,
+    connection_is_old,
     connections_possible,
 )
 from stoker.service.engine import Engine
@@ -156,7 +156,7 @@ def _make_edge(
                 state.release_body()
             refusals.count(request, response.status, time.monotonic() - state.started)
             response.headers["X-Request-Id"] = request_id
-            if engine.draining or connection_age_s(request) > settings.connection_age_s:
+            if engine.draining or connection_is_old(request, settings.connection_age_s):
                 response.force_close()
             await _send(request, response, settings.connection_idle_s)
         return response

@@ -27,6 +27,7 @@ _FILES_KEPT: Final = 256
 _CONNECTIONS_MIN: Final = 16
 _REFUSED_S: Final = 1.0  # how long a refused client may take to send its request and read why
 _SAID_AGAIN_S: Final = 60.0
+_GOLDEN: Final = 0.6180339887498949
 _LIVE: Final = (
     b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 13\r\n"
     b'Connection: close\r\n\r\n{"live":true}'
@@ -50,10 +51,11 @@ class OurFaults(logging.Filter):
 
 
 class OpenConnections:
-    """How many connections are open, and how many may be. Used from one event loop."""
+    """How many connections are open, may be, and were made. Used from one event loop."""
 
     def __init__(self, count_max: int) -> None:
         self.count = 0
+        self.made = 0
         self.count_max = count_max
 
 
@@ -208,16 +210,26 @@ class _RefusedConnection(asyncio.Protocol):
         self._end.cancel()
 
 
-def connection_age_s(request: web.Request) -> float:
-    """Return how long a request's connection has been open."""
+def connection_is_old(request: web.Request, age_s: float) -> bool:
+    """Tell whether a request's connection has been open for about ``age_s``, by `age_factor`."""
     connection = request.protocol
-    return connection.age_s if isinstance(connection, _Connection) else 0.0
+    return isinstance(connection, _Connection) and connection.age_s > age_s * connection.age_factor
+
+
+def age_factor(number: int) -> float:
+    """Return by what a server's ``number``-th connection multiplies the age that it may have.
+
+    Within 0.9 and 1.1, so that connections made together, as all are after a roll, do not end
+    together. Multiples of the golden ratio modulo 1 lie evenly however many there are, which
+    random numbers do not.
+    """
+    return 0.9 + 0.2 * (number * _GOLDEN % 1.0)
 
 
 class _Connection(web.RequestHandler):
     """One client's connection."""
 
-    __slots__ = ("_counted", "_made_s", "_open", "_refusals")
+    __slots__ = ("_counted", "_made_s", "_open", "_refusals", "age_factor")
 
     def __init__(
         self,
@@ -237,6 +249,8 @@ class _Connection(web.RequestHandler):
         self._open = connections
         self._counted = False
         self._made_s = time.monotonic()
+        connections.made += 1
+        self.age_factor = age_factor(connections.made)
 
     @property
     def age_s(self) -> float:

@@ -137,9 +137,10 @@ class ServiceSettings:
     connection_age_s: float = dataclasses.field(
         default=300.0,
         metadata={
-            "help": "age above which a connection ends with its next answer, s: behind a balancer "
-            "of connections, as a Kubernetes Service is, a client's would stay where they are, and "
-            "a replica that came back would get none; 300, since one in five minutes is cheap"
+            "help": "age above which a connection ends with its next answer, s, each at another "
+            "within a tenth of it, so that not all end at once: behind a balancer of connections, "
+            "as a Kubernetes Service is, a client's would stay where they are, and a replica that "
+            "came back would get none; 300, since one in five minutes is cheap"
         },
     )
     connections_max: int = dataclasses.field(

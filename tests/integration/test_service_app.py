@@ -18,6 +18,7 @@ from aiohttp.http_exceptions import ContentEncodingError
 from aiohttp.test_utils import TestClient, TestServer, make_mocked_request
 
 from stoker.errors import CapacityError, CorruptError, UnavailableError
+from stoker.service import connections
 from stoker.service.answers import (
     Completeness,
     Readiness,
@@ -651,6 +652,23 @@ async def test_an_old_connection_ends_with_its_next_answer(start: Start) -> None
     assert (response.status, response.headers.get("Connection")) == (200, "close")
     client, _ = await start(connection_age_s=1e9)
     assert (await client.get("/livez")).headers.get("Connection") != "close"
+
+
+async def test_connections_of_one_age_do_not_all_end_with_one_answer(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections._Connection, "age_s", 100.0)
+    client, _ = await start(connection_age_s=100.0)
+    get = b"GET /livez HTTP/1.1\r\nHost: a\r\n\r\n"
+    ended = []
+    for _ in range(20):
+        assert client.server is not None
+        reader, writer = await asyncio.open_connection("127.0.0.1", client.server.port)
+        writer.write(get)
+        ended.append(b"Connection: close" in await reader.readuntil(b"\r\n\r\n"))
+        writer.close()
+        await writer.wait_closed()
+    assert sum(ended) == 10
 
 
 async def test_the_tries_of_one_search_are_one_event(start: Start) -> None:

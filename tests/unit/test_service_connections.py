@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import resource
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from stoker.service import connections
-from stoker.service.connections import AcceptFaults, connections_possible
+from stoker.service.connections import AcceptFaults, age_factor, connections_possible
 
 UNLIMITED = resource.RLIM_INFINITY
 
@@ -74,3 +75,12 @@ def test_running_out_of_files_is_said_once_a_minute(monkeypatch: pytest.MonkeyPa
     for context in others:
         faults(loop, context)
     assert loop.handled == others
+
+
+@pytest.mark.parametrize("count", [8, 100, 1_000])
+def test_connections_made_together_do_not_end_together(count: int) -> None:
+    factors = sorted(age_factor(number) for number in range(5_000, 5_000 + count))
+    assert 0.9 <= factors[0] <= factors[-1] <= 1.1
+    gaps = [after - before for before, after in itertools.pairwise(factors)]
+    # Evenly would be 0.2 / count, each.
+    assert 0.05 / count < min(gaps) <= max(gaps) < 0.6 / count
