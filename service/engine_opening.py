@@ -3,7 +3,7 @@
 The state folder holds what a server learns beside the index:
 
     lock           held by the one server that uses the folder
-    replica        the name of this replica's consumer group
+    replica        the name of this replica and the place, HOST:FOLDER, that it was made for
     events/        the embedded event log (spool/ in front of Kafka)
     heat.snapshot  the heat and the offsets that it includes, as one
     receipt.json   the last warm-up's receipt
@@ -90,7 +90,7 @@ def open_engine(
                 event_bytes_max=service.event_bytes_max,
             ),
             settings=config.prefetch,
-            member=replica_name(state_dir),  # the lock on the folder makes it the only one
+            member=replica_name(state_dir),  # the lock and the place that it notes keep it ours
             heat_topic=heat_topic(service, event_log),
             heat_topic_s=service.heat_topic_s,
         )

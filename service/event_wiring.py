@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import re
 import uuid
 from pathlib import Path
+
+import structlog
 
 from stoker.errors import ConfigError, CorruptError, UnavailableError
 from stoker.service.embedded_log import EmbeddedLog
@@ -13,6 +17,8 @@ from stoker.service.heat_topic import HEAT_TOPIC, heat_topic_spec
 from stoker.service.settings import ServiceSettings
 from stoker.service.streams import DEAD_LETTERS_TOPIC, EventLog, TopicSpec
 from stoker.service.whole_file import replace_file
+
+log = structlog.get_logger(__name__)
 
 
 def open_event_log(settings: ServiceSettings, state_dir: Path) -> EventLog:
@@ -91,21 +97,50 @@ def consumer_group(settings: ServiceSettings, state_dir: Path) -> str:
 def replica_name(state_dir: Path) -> str:
     """Return the name that a state folder's file `replica` keeps, making one where there is none.
 
+    Behind the name stands the place it was made for, as HOST:FOLDER. At another place the folder is
+    a copy, and the one it was copied from may run by that name: a new one is drawn. Nothing is
+    lost by that, the offsets are in the snapshot. A file without a place gets this one.
+
     Raises:
         UnavailableError: the file cannot be read or written.
         CorruptError: it holds something else than a name.
     """
     path = state_dir / "replica"
     try:
-        if not path.exists() or not path.stat().st_size:
-            replace_file(path, uuid.uuid4().hex[:12].encode(), b"\n")
-        name = path.read_bytes().strip()
+        here = f"{platform.node()}:{state_dir.resolve()}"
+        content = path.read_bytes() if path.exists() else b""
+        if not content:
+            return _write_name(path, _new_name(), here)
+        first, _, rest = content.partition(b"\n")
+        name, place = first.strip(), os.fsdecode(rest.removesuffix(b"\n"))
+        if not re.fullmatch(rb"[\w.-]{1,100}", name):
+            # With a wrong name two replicas could share a group, and each have half of the heat.
+            raise CorruptError(
+                f"{path}: expected the name of this replica, found {name[:40]!r}; remove the file, "
+                "and the replica gets a new name and goes on from its snapshot"
+            )
+        if place == here:
+            return name.decode()
+        if not place:  # as older versions wrote it
+            return _write_name(path, name.decode(), here)
+        new = _write_name(path, _new_name(), here)
     except OSError as error:
         raise UnavailableError(f"{path}: {error.strerror}") from error
-    if not re.fullmatch(rb"[\w.-]{1,100}", name):
-        # With a wrong name two replicas could share a group, and each have half of the heat.
-        raise CorruptError(
-            f"{path}: expected the name of this replica, found {name[:40]!r}; remove the file, and "
-            "the replica gets a new name and reads all events again"
-        )
-    return name.decode()
+    log.warning(
+        "service.replica_renamed",
+        file=str(path),
+        name=new,
+        name_before=name.decode(),
+        place=here,
+        place_before=place,
+    )
+    return new
+
+
+def _new_name() -> str:
+    return uuid.uuid4().hex[:12]
+
+
+def _write_name(path: Path, name: str, place: str) -> str:
+    replace_file(path, name.encode(), b"\n", os.fsencode(place), b"\n")
+    return name

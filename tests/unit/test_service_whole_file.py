@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import platform
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
 from stoker.errors import CorruptError, UnavailableError
 from stoker.service import whole_file
-from stoker.service.event_wiring import consumer_group
+from stoker.service.event_wiring import consumer_group, replica_name
 from stoker.service.settings import ServiceSettings
 from stoker.service.whole_file import replace_file
 
@@ -75,3 +78,49 @@ def test_a_file_that_holds_no_name_is_said(tmp_path: Path, content: bytes) -> No
     (tmp_path / "replica").write_bytes(content)
     with pytest.raises(CorruptError, match="replica: expected the name"):
         consumer_group(ServiceSettings(), tmp_path)
+
+
+def test_a_copied_state_folder_gets_a_name_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As from a snapshot of a volume: by one name two replicas would put each other out."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    monkeypatch.setattr(platform, "node", lambda: "stoker-0")
+    name = replica_name(first)
+    shutil.copytree(first, second)  # on the same host
+    other = replica_name(second)
+    assert other != name
+    monkeypatch.setattr(platform, "node", lambda: "stoker-1")  # the same folder of another host
+    with structlog.testing.capture_logs() as lines:
+        third = replica_name(second)
+        assert replica_name(second) == third  # said once, and kept from then on
+    assert third not in (name, other)
+    assert [(line["event"], line["name_before"], line["place_before"]) for line in lines] == [
+        ("service.replica_renamed", other, f"stoker-0:{second}")
+    ]
+    monkeypatch.setattr(platform, "node", lambda: "stoker-0")
+    assert replica_name(first) == name
+
+
+def test_a_name_without_a_place_is_kept_and_gets_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "replica").write_bytes(b"0123456789ab\n")  # as older versions wrote it
+    assert replica_name(tmp_path) == "0123456789ab"
+    monkeypatch.setattr(platform, "node", lambda: "another")
+    assert replica_name(tmp_path) != "0123456789ab"
+
+
+def test_a_copy_that_cannot_have_a_new_name_does_not_take_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = replica_name(tmp_path)
+    held = (tmp_path / "replica").read_bytes()
+    with monkeypatch.context() as patched:
+        patched.setattr(platform, "node", lambda: "another")
+        patched.setattr(whole_file.os, "fsync", full)
+        with pytest.raises(UnavailableError, match="replica: No space"):
+            replica_name(tmp_path)
+    assert (tmp_path / "replica").read_bytes() == held
+    assert replica_name(tmp_path) == name
