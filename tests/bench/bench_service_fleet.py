@@ -38,6 +38,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import stoker
 from stoker.errors import UnavailableError
@@ -278,8 +279,8 @@ class Fleet:
             *(asyncio.to_thread(replica.start, "auto", options) for replica in self.replicas)
         )
         probing = asyncio.create_task(self._probe())
-        while not all(replica.ready for replica in self.replicas):
-            await asyncio.sleep(PROBE_S)
+        for replica in self.replicas:
+            await until_ready(replica)
         for replica in self.replicas:
             replica.client = AsyncClient(replica.url, retries=ONCE, deadline_s=30.0)
             await replica.client.search(vector=self.prepared.queries[0], k=K)
@@ -315,8 +316,7 @@ class Fleet:
         started_s = self.now()
         await asyncio.to_thread(replica.start, warm, self.options, heat=warm != "all")
         replica.client = AsyncClient(replica.url, retries=ONCE, deadline_s=30.0)
-        while not replica.ready:
-            await asyncio.sleep(PROBE_S / 10)
+        await until_ready(replica)
         ahead(replica.process)
         self.run.restarts.append(
             Restart(replica.number, left_s, ended_s, started_s, ready_s=self.now())
@@ -345,6 +345,10 @@ class Fleet:
     async def _ask(self, number: int, due_s: float) -> None:
         ready = [replica for replica in self.replicas if replica.ready]
         self._turn += 1
+        if not ready:
+            self.run.errors.append(f"{self.now():.2f} s: no replica is ready")
+            self.run.answers.append((due_s, self.now() - due_s, -1, -1))
+            return
         replica = ready[self._turn % len(ready)]
         assert replica.client is not None
         pages = -1
@@ -358,6 +362,23 @@ class Fleet:
         except stoker.StokerError as error:
             self.run.errors.append(f"{self.now():.2f} s, replica {replica.number}: {error}")
         self.run.answers.append((due_s, self.now() - due_s, replica.number, pages))
+
+
+async def until_ready(replica: Replica, *, wait_s: float = WAIT_S) -> None:
+    """Wait until a replica was found ready.
+
+    Raises:
+        UnavailableError: it has ended, or is not ready after ``wait_s``.
+    """
+    end_s = time.monotonic() + wait_s
+    while not replica.ready:
+        assert replica.process is not None
+        code = replica.process.poll()
+        if code is not None:
+            raise UnavailableError(f"replica {replica.number} ended with {code}")
+        if time.monotonic() >= end_s:
+            raise UnavailableError(f"replica {replica.number} is not ready after {wait_s:g} s")
+        await asyncio.sleep(PROBE_S / 10)
 
 
 def ahead(process: subprocess.Popen[str] | None) -> None:
@@ -504,6 +525,29 @@ def test_a_roll_fails_no_request(tmp_path: Path) -> None:
     assert len(run.restarts) == REPLICAS
     assert all(size > 0 for size in run.loaded_bytes)
     assert "| requests; failed |" in table(runs)
+
+
+def test_a_replica_that_does_not_get_ready_ends_the_roll(tmp_path: Path) -> None:
+    options = dataclasses.replace(SMALL, out=tmp_path, generated=60, total=60, history=5)
+    prepared = Prepared(options)
+    folder = tmp_path / "run"
+    shutil.copytree(prepared.events, folder / "events")
+    replica = Replica(0, folder, prepared, None)
+    with contextlib.ExitStack() as stack:
+        stack.callback(replica.kill)
+        replica.process = subprocess.Popen(
+            [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, text=True
+        )
+        with pytest.raises(UnavailableError, match="replica 0 is not ready after 0 s"):
+            asyncio.run(until_ready(replica, wait_s=0.0))
+        replica.process.communicate("\n")
+        with pytest.raises(UnavailableError, match="replica 0 ended with 0"):
+            asyncio.run(until_ready(replica))
+    # Nobody to ask is a failed request, and no fault of the benchmark.
+    fleet = Fleet([replica], prepared, options)
+    asyncio.run(fleet._ask(0, 1.5))
+    assert [answer[2:] for answer in fleet.run.answers] == [(-1, -1)]
+    assert len(fleet.run.errors) == 1
 
 
 def main(argv: Sequence[str]) -> int:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import errno
 import http.client
 import itertools
 import json
 import os
 import signal
+import subprocess
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -241,19 +243,29 @@ class AsyncAsker(Asker):
 
 
 class Fleet:
-    """The replicas, each with a state folder of its own, and the relay in front of them."""
+    """The replicas, each with a state folder of its own, and the relay in front of them.
+
+    Attributes:
+        replicas: Those of now, by their number.
+        started: All that were ever started, `replicas` among them.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.index = build(folder / "collection")
         self.events = folder / "events"
         self.events.mkdir()
-        self.relay = Relay()
+        self.replicas: list[Server] = []
+        self.started: list[Server] = []
         for number in range(3):
             self.state(number).mkdir()
             # One log for all. Each follows it as a group of its own.
             (self.state(number) / "events").symlink_to(self.events)
             os.mkfifo(self.gate(number))
+        self.relay = Relay()
+
+    def come_up(self) -> None:
+        """Start all replicas, and let each of them warm."""
         with ThreadPoolExecutor() as pool:
             self.replicas = list(pool.map(self.start, range(3)))
         for number, replica in enumerate(self.replicas):
@@ -267,11 +279,21 @@ class Fleet:
 
     def open_gate(self, number: int) -> None:
         """Wait until a replica stands at its gate, and let it through."""
-        with self.gate(number).open("w"):
-            pass
+        replica = self.replicas[number]
+        while True:
+            # Not one that blocks: it would for ever where the replica has ended.
+            try:
+                os.close(os.open(self.gate(number), os.O_WRONLY | os.O_NONBLOCK))
+                return
+            except OSError as error:
+                if error.errno != errno.ENXIO:  # nobody there yet
+                    raise
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = replica.process.wait(0.01)
+                raise AssertionError(f"ended with {code} before its gate: {replica.log()}")
 
     def start(self, number: int) -> Server:
-        return Server(
+        replica = Server(
             self.index,
             *("--state-dir", str(self.state(number))),
             *("--set", "service.snapshot_s=0.2", "--set", "service.refresh_s=0.05"),
@@ -279,6 +301,8 @@ class Fleet:
             command=("-c", _GATED),
             GATE=str(self.gate(number)),
         )
+        self.started.append(replica)
+        return replica
 
     def let_in(self, number: int, replica: Server) -> None:
         """Let a replica warm; it gets traffic when it says that it is ready."""
@@ -342,9 +366,10 @@ class Fleet:
             assert replica.stop(0) == 0, replica.log()
 
     def close(self) -> None:
-        for replica in self.replicas:
-            replica.stop(signal.SIGKILL)
-        self.relay.close()
+        with contextlib.ExitStack() as ending:  # each of them, whatever the others say
+            ending.callback(self.relay.close)
+            for replica in self.started:
+                ending.callback(replica.stop, signal.SIGKILL)
 
 
 def connection_to(replica: Server) -> http.client.HTTPConnection:
@@ -402,11 +427,35 @@ def events_of(folder: Path) -> dict[str, set[str]]:
     return found
 
 
+@contextlib.contextmanager
+def running(folder: Path) -> Iterator[Fleet]:
+    """Bring a fleet up; none of its servers outlives it, nor a start that fails."""
+    with contextlib.closing(Fleet(folder)) as fleet:
+        fleet.come_up()
+        yield fleet
+
+
 @pytest.fixture
 def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    fleet = Fleet(tmp_path)
-    yield fleet
-    fleet.close()
+    with running(tmp_path) as fleet:
+        yield fleet
+
+
+def test_a_fleet_that_does_not_come_up_leaves_no_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Server] = []
+
+    def lose(fleet: Fleet, number: int, replica: Server) -> None:
+        started.extend(fleet.started)
+        replica.process.kill()
+        replica.process.wait(60)
+        fleet.open_gate(number)
+
+    monkeypatch.setattr(Fleet, "let_in", lose)
+    with pytest.raises(AssertionError, match="before its gate"), running(tmp_path):
+        pass
+    assert [replica.process.poll() for replica in started] == [-signal.SIGKILL] * 3
 
 
 def test_a_fleet_restarts_and_nobody_notices(fleet: Fleet) -> None:
