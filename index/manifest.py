@@ -26,6 +26,8 @@ NAME: Final = "manifest.json"
 # Zero bytes behind a page's last links record, so that an id is one unaligned 8-byte read.
 LINK_PADDING: Final = 8
 _BYTES_MAX: Final = 16 << 20
+# Widest walk that can be asked for, or that calibration measures.
+EF_MAX: Final = 1 << 20
 FILES: Final = {
     "links": "links.stk",
     "codes": "codes.stk",
@@ -63,9 +65,10 @@ class Calibration:
         ef: Widths measured, rising.
         recall_mean: Mean recall@k at each width, everything resident, of the worst kind of query.
         recall_low: The recall that the stated share of that kind's queries reached.
-        upper_mean: Mean recall@k of answers from the upper layers alone.
+        upper_mean: Mean recall@k of answers from the upper layers alone, of the kinds of query that
+            targets are kept for.
         upper_low: The recall that the stated share of them reached.
-        code_recall: Mean recall@k at the largest width, navigation codes alone.
+        code_recall: As ``upper_mean``, at the largest width, navigation codes alone.
         refined_recall: The same with both planes and no vectors.
         code_error: Standard deviation of the first plane's estimate over |q||x - centre|.
         refine_error: The same for both planes.
@@ -419,6 +422,8 @@ def _wrong_with(calibration: Calibration, *, has_coarse: bool) -> str | None:
         return f"ef {widths!r}"
     if widths[0] == 0 or any(later <= width for width, later in pairwise(widths)):
         return f"ef {widths!r} does not rise"
+    if widths[-1] > EF_MAX:
+        return f"ef {widths[-1]}: expected {EF_MAX} at most"
     for name in ("recall_mean", "recall_low", "coarse_recall_mean", "coarse_recall_low"):
         values = getattr(calibration, name)
         expected = len(widths) if has_coarse or not name.startswith("coarse") else 0

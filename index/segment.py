@@ -250,7 +250,8 @@ class Segment:
         Args:
             queries: float32, shape (nq, dim), finite. For cosine they need not be unit length.
             k: 1 to 1,000.
-            ef: Width of the walk; None takes the smallest that met the target at calibration.
+            ef: Width of the walk; None takes the cheapest walk that met the target at calibration,
+                of those that enter the bottom level at one place and those that enter it widely.
             entry_ef: Width of the walk on the level above the bottom, which is entered at all that
                 it finds; None takes 1 where ``ef`` is given, else what calibration found to pay.
             recall_target: Recall@k aimed at in the mean, 0 to 1; None means the setting. It decides
@@ -261,7 +262,8 @@ class Segment:
             resident_only: Read nothing: answer from memory alone, as completely as that goes.
 
         Raises:
-            InputError: wrong shape, dimension, k, ef or target, or a query that is not finite.
+            InputError: wrong shape, dimension, k, ef, entry_ef or target, or a query that is not
+                finite.
             SegmentClosed: after `close`.
         """
         self._require_open()
@@ -316,6 +318,7 @@ class Segment:
             ef=ef,
             recall_target=recall_target,
             normalize=self.manifest.metric == "cosine",
+            whole_blocks=self.manifest.coarse_blocks > 0,
             short=self.manifest.vector_record_bytes <= self.manifest.refine_record_bytes,
         )
         known = KnownSearch(

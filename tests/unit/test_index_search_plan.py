@@ -9,7 +9,9 @@ from stoker.index.search_plan import RERANK_SHARE_MIN, plan_search
 from stoker.index.settings import IndexSettings
 
 
-def mean_loss(*, bits: int, target: float, walk_recall: float, ef: int | None) -> float:
+def mean_loss(
+    *, bits: int, target: float, walk_recall: float, ef: int | None, whole_blocks: bool = True
+) -> float:
     recall = WalkRecall(walk_recall, 0.0, 0.0, 0.0)
     options = plan_search(
         IndexSettings(),
@@ -19,6 +21,7 @@ def mean_loss(*, bits: int, target: float, walk_recall: float, ef: int | None) -
         ef=ef,
         recall_target=target,
         normalize=False,
+        whole_blocks=whole_blocks,
     )
     return float(options["mean_loss"])
 
@@ -51,3 +54,17 @@ def test_walks_on_first_codes_and_widths_that_callers_chose_keep_their_share() -
         }
         assert len(losses) == 1
     assert mean_loss(bits=2, target=1.0, walk_recall=0.99, ef=None) == 0
+
+
+@pytest.mark.parametrize("ef", [None, 64])
+def test_shorter_coarse_codes_may_expect_to_lose_less(ef: int | None) -> None:
+    longer, shorter = (
+        mean_loss(bits=2, target=0.95, walk_recall=0.99, ef=ef, whole_blocks=whole)
+        for whole in (True, False)
+    )
+    assert shorter / longer == pytest.approx(0.65 / 0.75)
+    first = {
+        mean_loss(bits=4, target=0.95, walk_recall=0.99, ef=ef, whole_blocks=whole)
+        for whole in (True, False)
+    }
+    assert len(first) == 1
