@@ -34,6 +34,7 @@ from stoker.service.kafka_options import LINGER_S, KafkaOptions, check_cleanup_p
 from stoker.service.streams import (
     CLOSE_S,
     LogUnavailable,
+    MemberFenced,
     RebalanceListener,
     Record,
     RecordTooLarge,
@@ -262,6 +263,7 @@ class ConfluentConsumer(KafkaMember):
         }
         if member is not None:
             settings["group.instance.id"] = member
+        self._fatal: Any = None
         self._client = Consumer(settings, logger=_SILENT)
         self._client.subscribe(
             [topic], on_assign=self._gain, on_revoke=self._revoke, on_lost=self._lose
@@ -286,7 +288,9 @@ class ConfluentConsumer(KafkaMember):
             self._client.close()
 
     def _read(self, max_events: int, timeout_s: float) -> list[Record]:
-        with _translated("poll", self._options):
+        with _translated("poll", self._options, fatal=MemberFenced):
+            if self._fatal is not None:  # the client says it once, and then returns nothing
+                raise KafkaException(self._fatal)
             messages = self._client.consume(1, timeout_s)
             if messages and max_events > 1:
                 messages += self._client.consume(max_events - 1, 0)
@@ -294,7 +298,7 @@ class ConfluentConsumer(KafkaMember):
             return self._accept(messages)
 
     def _commit(self, offsets: Mapping[int, int]) -> None:
-        with _translated("commit", self._options):
+        with _translated("commit", self._options, fatal=MemberFenced):
             for tp in self._client.commit(offsets=self._spelled(offsets), asynchronous=False):
                 if tp.error is not None:
                     raise KafkaException(tp.error)
@@ -342,6 +346,8 @@ class ConfluentConsumer(KafkaMember):
                     [TopicPartition(self._topic, partition, OFFSET_BEGINNING)]
                 )
         elif code not in (KafkaError._PARTITION_EOF, KafkaError._TRANSPORT):
+            if code in _FATAL:
+                self._fatal = error
             raise KafkaException(error)
 
     def _gain(self, client: Any, partitions: Sequence[Any]) -> None:
@@ -398,15 +404,18 @@ class ConfluentConsumer(KafkaMember):
 _FENCED: Final = (
     KafkaError.ILLEGAL_GENERATION,
     KafkaError.UNKNOWN_MEMBER_ID,
-    KafkaError.FENCED_INSTANCE_ID,
     KafkaError.REBALANCE_IN_PROGRESS,
     KafkaError._STATE,
 )
+# A consumer in a classic group has one fatal error: another one joined by its instance's name.
+_FATAL: Final = (KafkaError.FENCED_INSTANCE_ID, KafkaError._FATAL)
 
 
 @contextmanager
-def _translated(action: str, options: KafkaOptions) -> Iterator[None]:
-    """Turn the client's errors into ours, in one place."""
+def _translated(
+    action: str, options: KafkaOptions, *, fatal: type[LogUnavailable] = LogUnavailable
+) -> Iterator[None]:
+    """Turn the client's errors into ours, in one place; `fatal` is what ends the client."""
     try:
         yield
     except KafkaException as error:
@@ -415,6 +424,7 @@ def _translated(action: str, options: KafkaOptions) -> Iterator[None]:
             raise RecordTooLarge(
                 f"Kafka at {options.bootstrap}: {action}: {found.str()}"
             ) from error
-        raise LogUnavailable(f"Kafka at {options.bootstrap}: {action}: {found.str()}") from error
+        kind = fatal if found.code() in _FATAL else LogUnavailable
+        raise kind(f"Kafka at {options.bootstrap}: {action}: {found.str()}") from error
     except (BufferError, TimeoutError) as error:
         raise LogUnavailable(f"Kafka at {options.bootstrap}: {action}: {error}") from error

@@ -34,6 +34,7 @@ from stoker.service.streams import (
     EventLog,
     LogFull,
     LogUnavailable,
+    MemberFenced,
     PartitionLost,
     Record,
 )
@@ -41,6 +42,7 @@ from stoker.service.streams import (
 log = structlog.get_logger(__name__)
 
 _BACKOFF_S_MIN: Final = 0.1
+_FENCED_S: Final = 300.0  # how often a member that was put out says so
 _LAG_S: Final = 2.0  # how often a running loop asks how much is left
 
 
@@ -194,6 +196,7 @@ class ConsumeLoop:
         self._level_s = 0.0  # when there was nothing left to read
         self._lag: dict[int, int] = {}
         self._away_since_s: float | None = None
+        self._fenced_due_s: float | None = None
         self.sink: Sink = self._restore(open_sink)
         self._snapshot_due_s = monotonic() + self._options.snapshot_s
 
@@ -203,6 +206,7 @@ class ConsumeLoop:
         Raises:
             LogUnavailable, LogFull: the log is away, or has no room for a member's lease; call
                 again later. Nothing is lost.
+            MemberFenced: another process has joined the group by this member's name.
         """
         if self._consumer is None:
             self._consumer = self._log.consumer(
@@ -233,8 +237,12 @@ class ConsumeLoop:
                         lag_due_s = self._monotonic() + _LAG_S
                         self.measure_lag()
                 except (LogUnavailable, LogFull) as error:  # a member's lease takes room too
-                    if self._away_since_s is None:
+                    first = self._away_since_s is None
+                    if first:
                         self._away_since_s = self._monotonic()
+                    if isinstance(error, MemberFenced):
+                        self._say_fenced(error)
+                    elif first:
                         log.warning(
                             "service.consuming_stopped", topic=self._topic, reason=str(error)
                         )
@@ -263,11 +271,29 @@ class ConsumeLoop:
         if self._consumer is not None and held:
             try:
                 self._consumer.commit(held)
+            except MemberFenced as error:
+                self._say_fenced(error)
             except (PartitionLost, LogUnavailable, LogFull) as error:
                 # The snapshot stands; the next one commits again, or the new owner goes on from
                 # what was committed before.
                 log.warning("service.commit_failed", topic=self._topic, reason=str(error))
         return True
+
+    def _say_fenced(self, error: MemberFenced) -> None:
+        now_s = self._monotonic()
+        if self._fenced_due_s is not None and now_s < self._fenced_due_s:
+            return
+        self._fenced_due_s = now_s + _FENCED_S
+        path = self._snapshot_path
+        log.error(
+            "service.replica_fenced",
+            topic=self._topic,
+            group=self._group,
+            member=self._member,
+            state_dir=None if path is None else str(path.parent),
+            action="stop this server, delete the file `replica` in its state folder, start it",
+            reason=str(error),
+        )
 
     def stats(self) -> ConsumeStats:
         """Return the counts, and the lag as of the last turn."""

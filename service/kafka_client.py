@@ -19,14 +19,13 @@ from kafka.net.compat import KafkaNetClient
 
 from stoker.errors import ConfigError
 from stoker.service.kafka_options import KafkaOptions
-from stoker.service.streams import LogUnavailable, RecordTooLarge
+from stoker.service.streams import LogUnavailable, MemberFenced, RecordTooLarge
 
 # What a commit fails with when the partition belongs to another member by now.
 FENCED: Final = (
     kafka.errors.CommitFailedError,
     kafka.errors.IllegalGenerationError,
     kafka.errors.UnknownMemberIdError,
-    kafka.errors.FencedInstanceIdError,
 )
 
 
@@ -74,6 +73,8 @@ def translated(action: str, options: KafkaOptions) -> Iterator[None]:
         raise RecordTooLarge(f"Kafka at {options.bootstrap}: {action}: {error}") from error
     except kafka.errors.KafkaConfigurationError as error:
         raise ConfigError(f"Kafka at {options.bootstrap}: {action}: {error}") from error
+    except kafka.errors.FencedInstanceIdError as error:
+        raise MemberFenced(f"Kafka at {options.bootstrap}: {action}: {error}") from error
     except (kafka.errors.KafkaError, OSError) as error:
         detail = str(error) or type(error).__name__
         raise LogUnavailable(f"Kafka at {options.bootstrap}: {action}: {detail}") from error

@@ -23,6 +23,12 @@ class LogUnavailable(UnavailableError):
     """The log cannot be reached or written now; nothing of this call was acknowledged."""
 
 
+class MemberFenced(LogUnavailable):
+    """Another process joined the group by this member's name; this one does not come back."""
+
+    retriable: ClassVar[bool] = False
+
+
 class LogFull(CapacityError):
     """The log's bound on bytes is reached; nothing of this call was acknowledged."""
 
@@ -137,6 +143,8 @@ class Consumer(Protocol):
         Raises:
             LogUnavailable: the log cannot be read now; poll again later.
             LogFull: there is no room to renew the member's lease; poll again later.
+            MemberFenced: another process joined by this member's name; so does every poll from
+                now on, where the client reads no further.
         """
         ...
 
@@ -145,6 +153,7 @@ class Consumer(Protocol):
 
         Raises:
             PartitionLost: a partition belongs to another member now; none was stored.
+            MemberFenced: another process joined by this member's name; none was stored.
             LogUnavailable, LogFull: the log cannot be written now.
         """
         ...

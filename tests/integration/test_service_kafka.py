@@ -24,7 +24,13 @@ from stoker.service.dead_letters import DeadLetters
 from stoker.service.embedded_log import EmbeddedLog
 from stoker.service.publisher import Publisher
 from stoker.service.spool import SpooledLog
-from stoker.service.streams import LogUnavailable, PartitionLost, RecordTooLarge, TopicSpec
+from stoker.service.streams import (
+    LogUnavailable,
+    MemberFenced,
+    PartitionLost,
+    RecordTooLarge,
+    TopicSpec,
+)
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(120)]
 
@@ -135,6 +141,33 @@ def test_a_member_that_comes_back_by_its_name_need_not_wait_for_its_own_death(
     assert after.assignment() == {0, 1}
     after.close()
     with contextlib.suppress(LogUnavailable):  # it has been put out of the group
+        before.close()
+
+
+def test_a_member_whose_name_another_took_learns_it_for_good(
+    open_log: Any, topic_name: str
+) -> None:
+    """As by a copied state folder: no outage, and never silence. By a poll or by a commit."""
+    log = open_log()
+    log.ensure_topic(TopicSpec(topic_name, partition_count=1))
+    log.append(topic_name, b"k", [b"%d" % i for i in range(10)])
+    before = log.consumer(topic_name, topic_name, member="replica")
+    assert len(read(before, 10)) == 10
+    after = log.consumer(topic_name, topic_name, member="replica")
+    assert len(read(after, 10)) == 10
+    told = []
+    for _ in range(40):
+        try:
+            before.poll(10, 0.1)
+            told.append(False)
+        except MemberFenced:
+            told.append(True)
+    assert told == sorted(told)
+    with pytest.raises(MemberFenced):
+        before.commit({0: 10})
+    after.commit({0: 10})
+    after.close()
+    with contextlib.suppress(LogUnavailable):
         before.close()
 
 

@@ -19,7 +19,7 @@ from stoker.service.dead_letters import DeadLetters
 from stoker.service.embedded_log import EmbeddedLog
 from stoker.service.embedded_topic import EmbeddedOptions
 from stoker.service.snapshot_file import read_snapshot, write_snapshot
-from stoker.service.streams import LogFull, LogUnavailable, Record, TopicSpec
+from stoker.service.streams import LogFull, LogUnavailable, MemberFenced, Record, TopicSpec
 
 
 class Clock:
@@ -392,6 +392,54 @@ def test_a_log_that_is_away_or_full_is_outlived_and_said_once(
     events = [line["event"] for line in lines if line["log_level"] != "error"]
     assert events.count("service.consuming_stopped") == 1
     assert events.count("service.consuming_resumed") == 1
+
+
+def test_a_member_that_was_put_out_says_so_now_and_then(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No outage of the log: it does not end by itself, and somebody must be told what to do."""
+    loop = world.loop(backoff_s_max=5.0)
+    loop.step(0.0)
+    stop = threading.Event()
+    asked_s: list[float] = []
+
+    def fenced(*_: Any) -> list[Record]:
+        asked_s.append(world.clock.now_s)
+        raise MemberFenced("fenced by another instance")
+
+    def wait(timeout_s: float) -> None:
+        world.clock.now_s += timeout_s
+        if world.clock.now_s > 1_700.0:
+            stop.set()
+
+    monkeypatch.setattr(loop._consumer, "poll", fenced)
+    monkeypatch.setattr(stop, "wait", wait)
+    with structlog.testing.capture_logs() as lines:
+        loop.run(stop)
+    assert len(asked_s) > 100
+    said = [line for line in lines if line["event"].startswith(("service.re", "service.con"))]
+    assert [line["event"] for line in said] == ["service.replica_fenced"] * 3  # in 700 s
+    assert said[0]["state_dir"] == str(world.folder)
+    assert "`replica`" in said[0]["action"]
+
+
+def test_a_member_that_was_put_out_may_learn_it_by_a_commit(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One client goes on reading; its snapshots stand."""
+    loop = world.loop()
+    world.add(used("a"))
+    loop.step(0.0)
+
+    def fenced(*_: Any) -> None:
+        raise MemberFenced("fenced by another instance")
+
+    monkeypatch.setattr(loop._consumer, "commit", fenced)
+    with structlog.testing.capture_logs() as lines:
+        assert loop.save()
+        assert loop.save()
+    assert [line["event"] for line in lines] == ["service.replica_fenced"]
+    assert ids(world.loop(group="h")) == ["a"]
 
 
 @pytest.mark.parametrize("trouble", [LogUnavailable, LogFull])
