@@ -1,4 +1,4 @@
-"""What each entropy regime does with keys: pin, LRU-K with entropy-aware eviction, feature hashing.
+"""What each entropy regime does with keys: pin, LRU-K with entropy-aware eviction, let nothing in.
 
 `regime` says which one a stream's entropy asks for; here is what it then does. On recorded traces
 the eviction alone hits more than LRU-K and less than our own policy, and all three together least,
@@ -12,10 +12,6 @@ import random
 from collections.abc import Hashable
 from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
-
-from stoker.errors import InputError
 from stoker.prefetch.candidates import Candidate
 from stoker.prefetch.coupling import entropy_gate
 from stoker.prefetch.entropy import AccessEntropy
@@ -23,7 +19,6 @@ from stoker.prefetch.regime import Regime, regime_for
 
 _LOOKED_AT: Final = 32  # keys compared for an eviction; with so many, nearly as good as all
 _SEED: Final = 7
-SHARDS_MAX: Final = 1 << 16
 
 
 def keep_value(distance: float, share: float, entropy_norm: float, *, room: int) -> float:
@@ -44,36 +39,6 @@ def keep_value(distance: float, share: float, entropy_norm: float, *, room: int)
     """
     gate = entropy_gate(entropy_norm)
     return gate / (1.0 + distance / room) + (1.0 - gate) * share
-
-
-def feature_shard(vectors: NDArray[np.float32], shards: int, *, seed: int = 0) -> NDArray[np.int64]:
-    """Return the shard of each vector by its features: near vectors mostly share one.
-
-    ``sum of 2^i [r_i . v > 0]`` modulo ``shards``, with r_i drawn at random: two vectors at an
-    angle t agree in a bit with probability ``1 - t / pi``.
-
-    Args:
-        vectors: float32, shape (n, dim), finite.
-        shards: How many there are, 1 to `SHARDS_MAX`.
-        seed: Of the directions; the same in all replicas.
-
-    Returns:
-        int64, shape (n,), each in ``0 <= shard < shards``.
-
-    Raises:
-        InputError: another shape, or no such number of shards.
-
-    Source: Charikar, STOC 2002, for the signs; the project's seed text for sharding by them.
-    """
-    if vectors.ndim != 2 or not 1 <= shards <= SHARDS_MAX:
-        raise InputError(
-            f"expected vectors of shape (n, dim) and 1 to {SHARDS_MAX} shards, found shape "
-            f"{vectors.shape} and {shards}"
-        )
-    bits = max(1, (shards - 1).bit_length())
-    directions = np.random.default_rng(seed).standard_normal((vectors.shape[1], bits))
-    above = vectors.astype(np.float64) @ directions > 0.0
-    return np.asarray((above @ (1 << np.arange(bits))) % shards, dtype=np.int64)
 
 
 class EntropyRegime(Candidate):

@@ -29,7 +29,6 @@ from bench_prefetch_topics import TEXTS
 from numpy.typing import NDArray
 
 from stoker.prefetch.entropy import AccessEntropy
-from stoker.prefetch.entropy_regime import feature_shard
 from stoker.prefetch.events import Event
 from stoker.prefetch.granularity import CHUNK, SESSION, TOKEN, Granularity
 from stoker.prefetch.heat import HeatGraph
@@ -201,6 +200,28 @@ def warm_sets(events: Sequence[Event]) -> list[dict[str, Any]]:
 def hit_ratio(policy: str, trace: Trace, capacity: int) -> float:
     """Return the share of a trace's accesses that a policy hits."""
     return float(reference(policy, capacity).run(trace.keys).mean())
+
+
+def feature_shard(vectors: NDArray[np.float32], shards: int, *, seed: int = 0) -> NDArray[np.int64]:
+    """Return the shard of each vector by its features: near vectors mostly share one.
+
+    ``sum of 2^i [r_i . v > 0]`` modulo ``shards``, with r_i drawn at random: two vectors at an
+    angle t agree in a bit with probability ``1 - t / pi``.
+
+    Args:
+        vectors: float32, shape (n, dim), finite.
+        shards: How many there are, at least 1.
+        seed: Of the directions; the same in all replicas.
+
+    Returns:
+        int64, shape (n,), each in ``0 <= shard < shards``.
+
+    Source: Charikar, STOC 2002, for the signs; the project's seed text for sharding by them.
+    """
+    bits = max(1, (shards - 1).bit_length())
+    directions = np.random.default_rng(seed).standard_normal((vectors.shape[1], bits))
+    above = vectors.astype(np.float64) @ directions > 0.0
+    return np.asarray((above @ (1 << np.arange(bits))) % shards, dtype=np.int64)
 
 
 def together(vectors: NDArray[np.float32], shards: int, *, queries: int = 500) -> dict[str, float]:

@@ -100,6 +100,23 @@ def test_tiers(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
     assert shares["lru"] == 0.0 < shares["told the law"] < shares["oracle"] == 1.0
 
 
+@pytest.mark.parametrize("shards", [1, 2, 7, 64])
+def test_near_vectors_share_a_shard_in_every_process(
+    monkeypatch: pytest.MonkeyPatch, shards: int
+) -> None:
+    load("bench_prefetch_heat", monkeypatch)  # it imports these two
+    load("bench_prefetch_topics", monkeypatch)
+    feature_shard = load("bench_prefetch_ablation", monkeypatch).feature_shard
+    rng = np.random.default_rng(shards)
+    vectors = rng.standard_normal((200, 16)).astype("f4")
+    found = feature_shard(vectors, shards)
+    assert ((found >= 0) & (found < shards)).all()
+    np.testing.assert_array_equal(found, feature_shard(vectors * np.float32(37.5), shards))
+    np.testing.assert_array_equal(found[7:9], feature_shard(vectors[7:9], shards))
+    close = vectors + 0.01 * rng.standard_normal(vectors.shape).astype("f4")
+    assert (feature_shard(close, shards) == found).mean() > 0.85
+
+
 def test_ablation(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("sklearn")
     heat = load("bench_prefetch_heat", monkeypatch)

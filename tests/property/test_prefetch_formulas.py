@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.errors import InputError
 from stoker.prefetch.coupling import coupled_score, entropy_gate
 from stoker.prefetch.decay import (
     HYPERBOLIC_ERROR_MAX,
@@ -21,7 +20,7 @@ from stoker.prefetch.decay import (
     logarithmic_decay,
 )
 from stoker.prefetch.entropy import AccessEntropy, normalised_entropy, shannon_entropy
-from stoker.prefetch.entropy_regime import EntropyRegime, feature_shard, keep_value
+from stoker.prefetch.entropy_regime import EntropyRegime, keep_value
 from stoker.prefetch.granularity import CHUNK, SESSION, TOKEN
 from stoker.prefetch.regime import (
     DriftAlarm,
@@ -270,23 +269,6 @@ def test_each_regime_does_what_it_says() -> None:
     assert not scattered.access("new")
     assert "new" not in scattered
     assert len(scattered) == full
-
-
-@given(shards=st.integers(1, 70), seed=st.integers(0, 5), scale=st.floats(1e-3, 1e3))
-def test_near_vectors_share_a_shard_in_every_process(shards: int, seed: int, scale: float) -> None:
-    rng = np.random.default_rng(seed)
-    vectors = rng.standard_normal((200, 16)).astype(np.float32)
-    found = feature_shard(vectors, shards)
-    assert ((found >= 0) & (found < shards)).all()
-    np.testing.assert_array_equal(found, feature_shard(vectors * np.float32(scale), shards))
-    np.testing.assert_array_equal(found[7:9], feature_shard(vectors[7:9], shards))
-    close = vectors + 0.01 * rng.standard_normal(vectors.shape).astype(np.float32)
-    assert (feature_shard(close, shards) == found).mean() > 0.85
-    for odd in (0, 1 << 17):
-        with pytest.raises(InputError, match="shards"):
-            feature_shard(vectors, odd)
-    with pytest.raises(InputError, match="shape"):
-        feature_shard(vectors[0], 2)
 
 
 def test_shares_add_up_to_one() -> None:
