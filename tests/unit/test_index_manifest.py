@@ -15,7 +15,7 @@ import pytest
 import stoker.kernels._core as _core
 from stoker.errors import CorruptError
 from stoker.index.build import build_segment
-from stoker.index.manifest import NAME
+from stoker.index.manifest import EF_MAX, NAME
 from stoker.index.segment import Segment
 from stoker.index.settings import IndexSettings
 from stoker.index.stored_graph import read_graph
@@ -82,3 +82,24 @@ def test_hostile_fields_are_refused_or_of_no_effect(folder: Path, bits: int) -> 
     finally:
         path.write_bytes(written)
     assert refused > 500
+
+
+@pytest.mark.parametrize("width", [EF_MAX + 1, 1 << 31, (1 << 32) - 1])
+def test_widths_that_no_walk_could_have_are_refused(folder: Path, width: int) -> None:
+    path = folder / NAME
+    written = path.read_bytes()
+    body = json.loads(written)
+    del body["crc32c"]
+    # None of those measured is enough: the widest is taken, and grows with k.
+    for name in ("recall_mean", "coarse_recall_mean", "entry_mean", "coarse_entry_mean"):
+        body["calibration"][name] = [0.5] * (len(body["calibration"]["ef"]) - 1) + [0.6]
+    at = ("calibration", "ef", len(body["calibration"]["ef"]) - 1)
+    try:
+        path.write_bytes(changed(body, at, EF_MAX))
+        with Segment.open(folder, memory_bytes=1) as segment:
+            assert (segment.search(np.ones((1, segment.dim), np.float32), 1000).rows >= 0).all()
+        path.write_bytes(changed(body, at, width))
+        with pytest.raises(CorruptError, match="ef"):
+            Segment.open(folder, memory_bytes=1)
+    finally:
+        path.write_bytes(written)
