@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import numpy as np
 from hypothesis import given, settings
 
-from stoker.index.calibration import KINDS, Probe, _worst_kind
+from stoker.index.calibration import KINDS, Probe, _target_mean, _worst_kind
 
 
 @settings(max_examples=50)
@@ -49,3 +49,11 @@ def test_random_queries_that_fare_well_do_not_raise_what_a_kind_is_promised() ->
     assert alone == (1.0 - 0.8 / 32, 0.2)
     assert _worst_kind(recall, np.ones(128)) == alone
     assert _worst_kind(recall, np.zeros(128)) == (alone[0], 0.0)
+
+
+def test_the_kind_that_no_target_is_kept_for_is_left_out_of_the_means_too() -> None:
+    kinds = len(KINDS)
+    recall = np.tile([0.9, 0.8, 0.7, 0.1], 128)[: 128 * kinds - 3]
+    assert KINDS[-1] == "halves"
+    assert abs(_target_mean(recall) - np.mean([0.9] * 128 + [0.8] * 127 + [0.7] * 127)) < 1e-12
+    assert _worst_kind(recall, np.empty(0))[0] <= _target_mean(recall)
