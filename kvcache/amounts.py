@@ -148,7 +148,7 @@ def _ask_pint(word: str) -> tuple[str, Fraction, Fraction] | None:
     # The plural is pint's business; a capital is not ours to keep where lower case is a unit too.
     named = _PINT_NAMES.get(word) or _PINT_NAMES.get(word.casefold(), word)
     for spelling in dict.fromkeys((named, word.casefold())):
-        # A fifth of what it takes to learn it from the error: a text may hold hundreds of words
+        # A quarter of what it takes to learn it from the error: a text may hold hundreds of words
         # after numbers, and those that are no units are asked for anew each time.
         if spelling.isalpha() and not registry.parse_unit_name(spelling):
             continue

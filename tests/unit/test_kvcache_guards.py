@@ -109,7 +109,7 @@ def test_a_word_is_a_unit_where_pint_says_so(word: str) -> None:
 
 
 def test_a_word_that_is_no_unit_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A text may hold hundreds after numbers; to parse each takes five times as long."""
+    """A text may hold hundreds after numbers; to parse each takes four times as long."""
     parsed: list[str] = []
     registry = amounts._registry()
     monkeypatch.setattr(registry, "parse_units", parsed.append)
