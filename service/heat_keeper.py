@@ -29,6 +29,7 @@ from stoker.service.streams import EventLog, LogFull, LogUnavailable
 log = structlog.get_logger(__name__)
 
 _FIRST_POLL_S = 0.2
+_JOIN_S = 20.0  # longest wait for partitions; those of a member that died move after 15 s
 _RESTART_S = 5.0
 _RETRY_S = 1.0
 
@@ -85,6 +86,7 @@ class HeatKeeper:
         )
         self._stop = threading.Event()
         self._caught_up = threading.Event()
+        self._waited = threading.Event()  # caught up, or nothing to wait for
         self._thread: threading.Thread | None = None
         self._loop = self._restored()
         # Of this start: a snapshot that is written later says nothing about it.
@@ -134,8 +136,12 @@ class HeatKeeper:
         return self.sink.accesses_since(time_s)
 
     def wait_caught_up(self, timeout_s: float) -> bool:
-        """Wait until the heat holds what the log held when we joined; tells whether it does."""
-        return self._caught_up.wait(timeout_s)
+        """Wait until the heat holds what the log held when we joined; tells whether it does.
+
+        Ends early where this member gets no partitions to read, and where the keeper stops.
+        """
+        self._waited.wait(timeout_s)
+        return self._caught_up.is_set()
 
     def stats(self) -> ConsumeStats:
         """Return the consumer's counts."""
@@ -195,7 +201,7 @@ class HeatKeeper:
                 self.restarts += 1
                 log.exception("service.heat_failed", restarts=self.restarts)
                 self._stop.wait(_RESTART_S)
-        self._caught_up.set()
+        self._waited.set()
 
     def _start_from_topic(self, heat_log: EventLog, topic: str) -> None:
         """Make the newest publication this replica's snapshot; without one, read all events."""
@@ -237,18 +243,25 @@ class HeatKeeper:
         """Read until there is nothing left to read.
 
         The first polls may come back empty because the group is still being joined: that nothing
-        is left counts only once there is something to read from.
+        is left counts only once there is something to read from. A group with more members than
+        partitions has none for some of them, and those would wait for ever.
         """
         began = self._monotonic()
-        while not self._stop.is_set() and not self._caught_up.is_set():
+        while not self._stop.is_set() and not self._waited.is_set():
             try:
                 self._loop.step(_FIRST_POLL_S)
+                if not self._loop.partitions:
+                    if self._monotonic() - began >= _JOIN_S:
+                        self._waited.set()
+                        log.warning("service.heat_unassigned", topic=self._topic, group=self._group)
+                    continue
                 known = self._loop.measure_lag()
             except (LogUnavailable, LogFull):
                 return  # `run` says so, and goes on when the log is back
             stats = self._loop.stats()
-            if known and stats.lag == 0 and self._loop.partitions:
+            if known and stats.lag == 0:
                 self._caught_up.set()
+                self._waited.set()
                 log.info(
                     "service.heat_caught_up",
                     records=stats.records,

@@ -98,8 +98,8 @@ def test_nothing_to_read_from_is_not_caught_up(
     _log(tmp_path, range(COUNT)).close()
     other = log.consumer(EVENTS_TOPIC, "g")
     assert other.poll(1, 0.0)
-    hours = itertools.count()
-    keeper = _keeper(log, tmp_path, monotonic=lambda: 3600.0 * next(hours))
+    seconds = itertools.count()
+    keeper = _keeper(log, tmp_path, monotonic=lambda: float(next(seconds)))
     step, turns = ConsumeLoop.step, itertools.count(1)
 
     def counted(self: ConsumeLoop, wait_s: float | None = None) -> int:
@@ -111,6 +111,36 @@ def test_nothing_to_read_from_is_not_caught_up(
     keeper._catch_up()
     assert next(turns) == 4
     assert not keeper.wait_caught_up(0.0)
+    keeper._loop.close()
+    other.close()
+    log.close()
+
+
+def test_a_member_without_partitions_does_not_hold_up_the_warm_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with one `service.event_group` for more replicas than the topic has partitions."""
+    log = EmbeddedLog(tmp_path / "events", EmbeddedOptions(lease_s=1e6))
+    _log(tmp_path, range(COUNT)).close()
+    other = log.consumer(EVENTS_TOPIC, "g")
+    assert other.poll(1, 0.0)
+    keeper = _keeper(log, tmp_path)
+    monkeypatch.setattr("stoker.service.heat_keeper._JOIN_S", 0.0)
+    asked: list[ConsumeLoop] = []
+    measure = ConsumeLoop.measure_lag
+
+    def counted(self: ConsumeLoop) -> bool:
+        asked.append(self)
+        return measure(self)
+
+    monkeypatch.setattr(ConsumeLoop, "measure_lag", counted)
+    with structlog.testing.capture_logs() as lines:
+        keeper._catch_up()
+        # Nobody reads the log by now: to wait for it would take the whole time given.
+        assert keeper.demand_for_warmup(1.8e9 + COUNT, wait_s=3600.0) == {}
+    assert not keeper.wait_caught_up(3600.0)
+    assert [line["event"] for line in lines].count("service.heat_unassigned") == 1
+    assert not asked, "the lag of no partitions"
     keeper._loop.close()
     other.close()
     log.close()
