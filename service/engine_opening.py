@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import os
-import platform
 from pathlib import Path
 
 import structlog
@@ -79,6 +77,7 @@ def open_engine(
         undo.callback(os.close, lock)
         event_log = open_event_log(service, state_dir)
         undo.callback(event_log.close)
+        replica = replica_name(state_dir)  # ours alone by the lock, and by the place that it notes
         heat = HeatKeeper(
             event_log,
             topic=service.event_topic,
@@ -90,7 +89,7 @@ def open_engine(
                 event_bytes_max=service.event_bytes_max,
             ),
             settings=config.prefetch,
-            member=replica_name(state_dir),  # the lock and the place that it notes keep it ours
+            member=replica,
             heat_topic=heat_topic(service, event_log),
             heat_topic_s=service.heat_topic_s,
         )
@@ -117,7 +116,7 @@ def open_engine(
                 read=index.documents,
                 index_id=lambda name: int(name) if index.id_kind == "int" else name,
                 event_log=event_log,
-                replica=_replica_name(state_dir),
+                replica=replica,
             ),
             text_model=open_text_model(service, path, index.dim),
             reuse=reuse,
@@ -206,12 +205,6 @@ def open_index(path: Path, config: StokerConfig) -> tuple[CollectionIndex, str]:
             raise error from None  # the first one says what is wrong with the folder itself
         log.warning("service.writes_off", reason=str(error))
         return CollectionIndex(collection), f"off: {error}"
-
-
-def _replica_name(state_dir: Path) -> str:
-    """Return a name that no other replica has, and that this one keeps over restarts."""
-    place = f"{platform.node()}:{state_dir.resolve()}"
-    return hashlib.blake2b(place.encode(), digest_size=6).hexdigest()
 
 
 def lock_state(state_dir: Path) -> int:

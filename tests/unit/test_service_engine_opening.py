@@ -51,3 +51,18 @@ def test_a_server_that_cannot_be_opened_leaves_nothing_behind(
     assert set(threading.enumerate()) <= before
     monkeypatch.undo()
     open_engine(tmp_path / "index", StokerConfig()).close()
+
+
+def test_a_replica_has_one_name_for_all(tmp_path: Path) -> None:
+    """Its consumer group, its place in it, and its entries in the table that replicas share."""
+    build_collection(tmp_path / "index", np.eye(DIM, dtype=np.float32), metric="cosine")
+    names = []
+    for _ in range(2):  # the same after a restart
+        engine = open_engine(tmp_path / "index", StokerConfig())
+        heat, kv = engine._parts.heat, engine._parts.kv
+        assert heat is not None
+        assert kv is not None
+        assert heat._group == f"stoker-heat-{heat._member}"
+        names += [heat._member, kv._replica]
+        engine.close()
+    assert len(set(names)) == 1
