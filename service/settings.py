@@ -334,8 +334,9 @@ class ServiceSettings:
     event_group: str = dataclasses.field(
         default="",
         metadata={
-            "help": "consumer group of this replica's heat; empty makes one per state folder, so "
-            "that every replica sees all events"
+            "help": "consumer group of this replica's heat; empty makes one per host and state "
+            "folder, so that every replica sees all events; one name per replica keeps the group "
+            "where host names change"
         },
     )
     heat_topic: str = dataclasses.field(
