@@ -28,8 +28,8 @@ RERANK_SHARE_MIN: Final = 0.5
 _SHORT_READS: Final = 512
 # What is lost of what the error model of coarse codes expects: all candidates of a query share a
 # part of their errors, which changes no order. Measured on two sets of 100,000. Codes that end in
-# whole blocks: up to 0.63 near and far, 0.46 between. Shorter ones: 0.58 to 0.74 in
-# four measurements; those without a basis were not measured apart, and count as these.
+# whole blocks: 0.65 at most. Shorter ones: 0.58 to 0.74 in several runs; those without a basis were
+# not measured apart, and count as these. By kind of query: index/BENCHMARKS.md.
 _COARSE_LOSS: Final = 0.65
 _SHORTER_COARSE_LOSS: Final = 0.75
 

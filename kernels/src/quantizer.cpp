@@ -31,8 +31,8 @@ std::uint64_t splitmix64(std::uint64_t& state) {
 }
 
 std::uint8_t clamp_cell(float value, int top) {
-  // Vectors are checked before they are sealed, but one over a cell's width is beyond floats where a
-  // vector all but lies on the centre. A coordinate times that is infinite, or, where it is zero,
+  // Vectors are checked before they are sealed, but one over a cell's width is beyond floats where
+  // a vector all but lies on the centre. A coordinate times that is infinite, or, where it is zero,
   // not a number: no integer holds either.
   if (!(value > 0)) return 0;
   if (value >= static_cast<float>(top)) return static_cast<std::uint8_t>(top);
