@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -24,7 +25,6 @@ from stoker.prefetch.events import Event, new_event
 from stoker.prefetch.protocols import LoadOutcome, UnitBatch
 from stoker.prefetch.settings import PrefetchSettings
 from stoker.prefetch.warm import SKIP_CANCELLED
-from stoker.prefetch.warm_set import Accesses
 from stoker.service.bodies import DocumentRow, SearchRequest, WarmupRequest
 from stoker.service.configuration import StokerConfig
 from stoker.service.consume import ConsumeOptions
@@ -47,7 +47,7 @@ from stoker.service.publisher import Publisher
 from stoker.service.settings import ServiceSettings
 from stoker.service.streams import DEAD_LETTERS_TOPIC, EVENTS_TOPIC, LogFull, TopicSpec
 from stoker.service.text_model import TextModel
-from stoker.service.warmup import WarmupRunner, read_receipt
+from stoker.service.warmup import read_receipt
 
 DIM = 8
 
@@ -163,13 +163,12 @@ class Source:
         self.go = threading.Event()
         self.go.set()
         self.error: Exception | None = None
-        self.first_unit = 0
 
     def unit_batches(self, heat: Mapping[tuple[str, str], float]) -> list[UnitBatch]:
         if self.error is not None:
             raise self.error
         self.heat = dict(heat)
-        units = self.first_unit + np.arange(10, dtype=np.uint32)
+        units = np.arange(10, dtype=np.uint32)
         upper = UnitBatch("index", "upper", 0, units[:1], 4096, np.ones(1, np.float32))
         benefit = np.linspace(1.0, 0.1, 10, dtype=np.float32)
         return [upper, UnitBatch("index", "links", 1, units, 4096, benefit)]
@@ -594,87 +593,17 @@ def test_a_warm_up_predicts_with_what_the_heat_does_not_know(tmp_path: Path) -> 
     bench.engine.close()
 
 
-def test_what_the_warm_up_served_is_added_to_the_receipt(tmp_path: Path) -> None:
-    moment, asked = 1.8e9, Accesses({("a", "x"): 1_000.0}, outside=23)
-    source, receipts = Source(), list[float | None]()
-    runner = WarmupRunner(
-        lambda: [source],
-        lambda: {("a", "x"): 1.0},
-        settings=PrefetchSettings(warm_budget_bytes_min=0),
-        receipt_path=tmp_path / "receipt.json",
-        finished=lambda receipt: receipts.append(receipt.measured_hit_ratio),
-        accesses_since=lambda since_s: asked if since_s == moment else Accesses(),
-        wall=lambda: moment,
-    )
-    runner.measure()  # nothing to measure yet
-    runner.start(budget_bytes=4096 * 5, deadline_s=None)
-    runner.wait(60.0)
-    runner.measure()
-    assert receipts == [None]  # 1,023 accesses are too few
-    asked = Accesses({("a", "x"): 1_024.0, ("a", "gone"): 0.0})
-    runner.measure()
-    # The upper page (1 of 6.5) and the first four of ten pages of links (1.0, 0.9, 0.8, 0.7).
-    assert receipts[1:] == [pytest.approx(4.4 / 6.5)]
-    kept = read_receipt(tmp_path / "receipt.json")
-    assert kept is not None
-    assert kept.measured_hit_ratio == pytest.approx(4.4 / 6.5)
-    assert kept.measured_accesses == 1_024
-    assert kept.prediction_error == pytest.approx(0.0)
-    runner.measure()
-    assert len(receipts) == 2  # once for each warm-up
+def test_what_a_warm_up_served_is_shown(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, heat=True, warm="auto")
+    bench.engine.start()
+    bench.engine.wait_warm(60.0)
+    receipt = bench.engine.receipt
+    assert receipt is not None
     metrics = Metrics()
-    ShownParts(Bench().parts, metrics).note_receipt(kept)
+    shown = ShownParts(bench.parts, metrics)
+    shown.note_receipt(dataclasses.replace(receipt, measured_hit_ratio=0.67))
     assert "stoker_prefetch_measured_hit_ratio 0.67" in metrics.page().decode()
-
-
-def test_a_warm_up_whose_pages_were_laid_out_anew_is_not_measured() -> None:
-    source, receipts = Source(), list[float | None]()
-    runner = WarmupRunner(
-        lambda: [source],
-        dict,
-        settings=PrefetchSettings(),
-        receipt_path=None,
-        finished=lambda receipt: receipts.append(receipt.measured_hit_ratio),
-        accesses_since=lambda since_s: Accesses({("a", "x"): 5_000.0}),
-    )
-    runner.start(budget_bytes=None, deadline_s=None, everything=True)
-    runner.wait(60.0)
-    source.first_unit = 1_000
-    runner.measure()
-    source.first_unit = 0
-    runner.measure()
-    assert receipts == [None]
-
-
-def test_a_warm_up_that_nobody_asks_for_is_looked_at_ever_more_rarely() -> None:
-    source, asked, looks, receipts = Source(), Accesses(outside=5_000), [0], list[Any]()
-
-    def sources() -> list[Source]:
-        looks[0] += 1
-        return [source]
-
-    runner = WarmupRunner(
-        sources,
-        dict,
-        settings=PrefetchSettings(),
-        receipt_path=None,
-        finished=lambda receipt: receipts.append(receipt.measured_hit_ratio),
-        accesses_since=lambda since_s: asked,
-    )
-    runner.start(budget_bytes=None, deadline_s=None, everything=True)
-    runner.wait(60.0)
-    looks[0] = 0
-    looked = []
-    for call in range(320):
-        before = looks[0]
-        runner.measure()
-        if looks[0] > before:
-            looked.append(call)
-    assert looked == [0, 2, 6, 14, 30, 62, 126, 190, 254, 318]
-    asked = Accesses({("a", "x"): 5e3})
-    for _ in range(64):
-        runner.measure()
-    assert receipts == [None, 1.0]
+    bench.engine.close()
 
 
 def test_one_warm_up_at_a_time_and_closing_stops_it(tmp_path: Path) -> None:

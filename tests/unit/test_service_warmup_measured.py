@@ -1,0 +1,120 @@
+"""What a warm-up's receipt says of the accesses that came after it, and how often it is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from stoker.prefetch.protocols import LoadOutcome, UnitBatch
+from stoker.prefetch.settings import PrefetchSettings
+from stoker.prefetch.warm_set import Accesses
+from stoker.service.warmup import WarmupRunner, read_receipt
+
+
+class Pages:
+    """One upper page and ten of links, whose benefit no heat changes; a merge numbers them anew."""
+
+    def __init__(self) -> None:
+        self.first_unit = 0
+
+    def unit_batches(self, heat: Mapping[tuple[str, str], float]) -> list[UnitBatch]:
+        units = self.first_unit + np.arange(10, dtype=np.uint32)
+        upper = UnitBatch("index", "upper", 0, units[:1], 4096, np.ones(1, np.float32))
+        benefit = np.linspace(1.0, 0.1, 10, dtype=np.float32)
+        return [upper, UnitBatch("index", "links", 1, units, 4096, benefit)]
+
+    def load_units(
+        self, kind: str, units: NDArray[np.uint32], *, sticky: bool, deadline_s: float | None
+    ) -> LoadOutcome:
+        return LoadOutcome(len(units), 0, 0, 0, 0, 4096 * len(units), 1, 0.001)
+
+    def total_bytes(self) -> int:
+        return 11 * 4096
+
+    def resident_count(self, kind: str, units: NDArray[np.uint32]) -> int:
+        return len(units)
+
+
+def test_what_the_warm_up_served_is_added_to_the_receipt(tmp_path: Path) -> None:
+    moment, asked = 1.8e9, Accesses({("a", "x"): 1_000.0}, outside=23)
+    source, receipts = Pages(), list[float | None]()
+    runner = WarmupRunner(
+        lambda: [source],
+        lambda: {("a", "x"): 1.0},
+        settings=PrefetchSettings(warm_budget_bytes_min=0),
+        receipt_path=tmp_path / "receipt.json",
+        finished=lambda receipt: receipts.append(receipt.measured_hit_ratio),
+        accesses_since=lambda since_s: asked if since_s == moment else Accesses(),
+        wall=lambda: moment,
+    )
+    runner.measure()  # nothing to measure yet
+    runner.start(budget_bytes=4096 * 5, deadline_s=None)
+    runner.wait(60.0)
+    runner.measure()
+    assert receipts == [None]  # 1,023 accesses are too few
+    asked = Accesses({("a", "x"): 1_024.0, ("a", "gone"): 0.0})
+    runner.measure()
+    # The upper page (1 of 6.5) and the first four of ten pages of links (1.0, 0.9, 0.8, 0.7).
+    assert receipts[1:] == [pytest.approx(4.4 / 6.5)]
+    kept = read_receipt(tmp_path / "receipt.json")
+    assert kept is not None
+    assert kept.measured_hit_ratio == pytest.approx(4.4 / 6.5)
+    assert kept.measured_accesses == 1_024
+    assert kept.prediction_error == pytest.approx(0.0)
+    runner.measure()
+    assert len(receipts) == 2  # once for each warm-up
+
+
+def test_a_warm_up_whose_pages_were_laid_out_anew_is_not_measured() -> None:
+    source, receipts = Pages(), list[float | None]()
+    runner = WarmupRunner(
+        lambda: [source],
+        dict,
+        settings=PrefetchSettings(),
+        receipt_path=None,
+        finished=lambda receipt: receipts.append(receipt.measured_hit_ratio),
+        accesses_since=lambda since_s: Accesses({("a", "x"): 5_000.0}),
+    )
+    runner.start(budget_bytes=None, deadline_s=None, everything=True)
+    runner.wait(60.0)
+    source.first_unit = 1_000
+    runner.measure()
+    source.first_unit = 0
+    runner.measure()
+    assert receipts == [None]
+
+
+def test_a_warm_up_that_nobody_asks_for_is_looked_at_ever_more_rarely() -> None:
+    source, asked, looks, receipts = Pages(), Accesses(outside=5_000), [0], list[Any]()
+
+    def sources() -> list[Pages]:
+        looks[0] += 1
+        return [source]
+
+    runner = WarmupRunner(
+        sources,
+        dict,
+        settings=PrefetchSettings(),
+        receipt_path=None,
+        finished=lambda receipt: receipts.append(receipt.measured_hit_ratio),
+        accesses_since=lambda since_s: asked,
+    )
+    runner.start(budget_bytes=None, deadline_s=None, everything=True)
+    runner.wait(60.0)
+    looks[0] = 0
+    looked = []
+    for call in range(320):
+        before = looks[0]
+        runner.measure()
+        if looks[0] > before:
+            looked.append(call)
+    assert looked == [0, 2, 6, 14, 30, 62, 126, 190, 254, 318]
+    asked = Accesses({("a", "x"): 5e3})
+    for _ in range(64):
+        runner.measure()
+    assert receipts == [None, 1.0]
