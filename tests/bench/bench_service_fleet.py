@@ -489,8 +489,11 @@ def facts(prepared: Prepared, runs: dict[str, Run], options: Options) -> list[st
 
 def plot(runs: dict[str, Run], path: Path) -> None:
     """Draw every latency over time, one panel a method, the restarts shaded."""
-    import matplotlib
-
+    try:
+        import matplotlib
+    except ImportError:
+        print("no plot: matplotlib is not installed")
+        return
     matplotlib.use("Agg")
     import matplotlib.pyplot as drawing
 
