@@ -28,7 +28,8 @@ def _load(path: Path) -> ModuleType:
     return module
 
 
-_load(Path(__file__).with_name("served.py"))
+for _shared in ("served.py", "topic_corpus.py"):
+    _load(Path(__file__).with_name(_shared))
 
 
 @pytest.fixture(scope="session")

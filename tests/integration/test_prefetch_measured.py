@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
+from topic_corpus import ROWS, Vectors, corpus, questions
 
 from stoker.index.collection import Collection
 from stoker.index.collection_build import build_collection
@@ -22,32 +21,11 @@ from stoker.prefetch.settings import PrefetchSettings
 from stoker.service.collection_index import CollectionIndex
 from stoker.service.warmup import WarmupRunner
 
-ROWS, DIM, TOPICS = 4_000, 64, 200
 LEARNT, FOLLOWED = 600, 200  # searches; each finds ten passages
 TENANT = "default"
 START_S = 1.75e9
 # The standard error of 200 answers' share is 3.5 points at most, of what was learnt 2.
 TOLERANCE = 0.06
-
-Vectors = NDArray[np.float32]
-
-
-def corpus() -> Vectors:
-    rng = np.random.default_rng(11)
-    centres = rng.standard_normal((TOPICS, DIM))
-    rows = centres[np.arange(ROWS) % TOPICS] + 0.5 * rng.standard_normal((ROWS, DIM))
-    return rows.astype(np.float32)
-
-
-def questions(vectors: Vectors, count: int, *, seed: int, turned: bool) -> Vectors:
-    """Questions near passages by a Zipf law over topics; turned, the coldest are the hottest."""
-    rng = np.random.default_rng(seed)
-    law = 1.0 / np.arange(1, TOPICS + 1) ** 1.5
-    topic = rng.choice(TOPICS, size=count, p=law / law.sum())
-    row = (TOPICS - 1 - topic if turned else topic) + TOPICS * rng.integers(
-        0, ROWS // TOPICS, size=count
-    )
-    return np.asarray(vectors[row] + 0.1 * rng.standard_normal((count, DIM)), dtype=np.float32)
 
 
 @pytest.fixture(scope="module")

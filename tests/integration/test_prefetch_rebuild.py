@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from topic_corpus import ROWS, Vectors, corpus, questions
 
 from stoker.index.collection import Collection
 from stoker.index.collection_build import build_collection
@@ -17,29 +18,9 @@ from stoker.prefetch.plan import WarmPlan, plan_warm
 from stoker.prefetch.protocols import NAVIGATION_STAGE
 from stoker.service.collection_index import CollectionIndex
 
-ROWS, DIM, TOPICS = 4_000, 64, 200
 BUDGET_RATIO = 0.5  # links and codes, always needed whole, are a third of so small an index
 TENANT = "default"
 START_S = 1.75e9
-
-Vectors = NDArray[np.float32]
-
-
-def corpus() -> Vectors:
-    rng = np.random.default_rng(11)
-    centres = rng.standard_normal((TOPICS, DIM))
-    rows = centres[np.arange(ROWS) % TOPICS] + 0.5 * rng.standard_normal((ROWS, DIM))
-    return rows.astype(np.float32)
-
-
-def questions(vectors: Vectors, count: int, *, seed: int) -> Vectors:
-    """Questions near passages; a tenth of the topics gets most of them."""
-    rng = np.random.default_rng(seed)
-    law = 1.0 / np.arange(1, TOPICS + 1) ** 1.5
-    topic = rng.choice(TOPICS, size=count, p=law / law.sum())
-    row = topic + TOPICS * rng.integers(0, ROWS // TOPICS, size=count)
-    noise = 0.1 * rng.standard_normal((count, DIM))
-    return np.asarray(vectors[row] + noise, dtype=np.float32)
 
 
 def build(path: Path, vectors: Vectors, order: NDArray[np.int64]) -> Path:

@@ -18,7 +18,7 @@ from stoker.service.embedded_topic import EmbeddedOptions
 from stoker.service.heat_keeper import HeatKeeper
 from stoker.service.heat_sink import HeatSink
 from stoker.service.publisher import Publisher
-from stoker.service.streams import DEAD_LETTERS_TOPIC, EVENTS_TOPIC, TopicSpec
+from stoker.service.streams import DEAD_LETTERS_TOPIC, EVENTS_TOPIC, Consumer, TopicSpec
 
 COUNT = 40
 
@@ -90,14 +90,20 @@ def test_a_replica_that_was_killed_goes_on_at_once(tmp_path: Path) -> None:
     log.close()
 
 
+def _log_held_by_another(folder: Path) -> tuple[EmbeddedLog, Consumer]:
+    """A log of `COUNT` events, and the member of the group that holds all its partitions."""
+    log = EmbeddedLog(folder / "events", EmbeddedOptions(lease_s=1e6))
+    _log(folder, range(COUNT)).close()
+    other = log.consumer(EVENTS_TOPIC, "g")
+    assert other.poll(1, 0.0)
+    return log, other
+
+
 def test_nothing_to_read_from_is_not_caught_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another member holds the partitions: a warm-up would be given an empty heat."""
-    log = EmbeddedLog(tmp_path / "events", EmbeddedOptions(lease_s=1e6))
-    _log(tmp_path, range(COUNT)).close()
-    other = log.consumer(EVENTS_TOPIC, "g")
-    assert other.poll(1, 0.0)
+    log, other = _log_held_by_another(tmp_path)
     seconds = itertools.count()
     keeper = _keeper(log, tmp_path, monotonic=lambda: float(next(seconds)))
     step, turns = ConsumeLoop.step, itertools.count(1)
@@ -120,10 +126,7 @@ def test_a_member_without_partitions_does_not_hold_up_the_warm_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As with one `service.event_group` for more replicas than the topic has partitions."""
-    log = EmbeddedLog(tmp_path / "events", EmbeddedOptions(lease_s=1e6))
-    _log(tmp_path, range(COUNT)).close()
-    other = log.consumer(EVENTS_TOPIC, "g")
-    assert other.poll(1, 0.0)
+    log, other = _log_held_by_another(tmp_path)
     keeper = _keeper(log, tmp_path)
     monkeypatch.setattr("stoker.service.heat_keeper._JOIN_S", 0.0)
     asked: list[ConsumeLoop] = []
