@@ -216,7 +216,7 @@ $(BUILD_STAMP): $(VENV_STAMP)
 	@$(call packages,$@,build,build,build tools: cmake and ninja and nanobind)
 
 $(DEMO_STAMP): $(BUILD_STAMP)
-	@$(call packages,$@,demo,. +models +minilm +llm,packages for the demo (the first time some GB: torch comes with its GPU libraries))
+	@STEP_NEEDS_MB=11000 $(call packages,$@,demo,. +models +minilm +llm,packages for the demo (the first time some GB: torch comes with its GPU libraries))
 
 $(TEST_STAMP): $(DEMO_STAMP)
 	@$(call packages,$@,test,test +cpu +formats,packages for the tests)
