@@ -12,6 +12,8 @@ namespace stoker {
 namespace {
 
 constexpr std::size_t kRounds = 4;
+// Vectors that are coded together.
+constexpr std::size_t kEncodeTile = 64;
 // Half the width of the 16 cells, in standard deviations of a coordinate. Near the optimum of a
 // uniform 16-level quantiser of a normal distribution; recall is flat between 2.4 and 3.0.
 constexpr float kClip = 2.7f;
@@ -30,26 +32,23 @@ std::uint64_t splitmix64(std::uint64_t& state) {
   return z ^ (z >> 31);
 }
 
-std::uint8_t clamp_cell(float value, int top) {
-  // Vectors are checked before they are sealed, but one over a cell's width is beyond floats where
-  // a vector all but lies on the centre. A coordinate times that is infinite, or, where it is zero,
-  // not a number: no integer holds either.
-  if (!(value > 0)) return 0;
-  if (value >= static_cast<float>(top)) return static_cast<std::uint8_t>(top);
-  return static_cast<std::uint8_t>(value);
+// The cells of blocks of 2-bit codes, a byte each in the order of dimensions, as they are stored;
+// and of 4-bit codes.
+void pack_narrow(const std::uint8_t* cells, std::size_t blocks, std::uint8_t* codes) {
+  for (std::size_t b = 0; b < blocks; ++b, cells += kCoarseDims, codes += kCoarseBytes) {
+    for (std::size_t j = 0; j < kCoarseBytes; ++j) {
+      codes[j] = static_cast<std::uint8_t>(cells[j] | (cells[32 + j] << 2) | (cells[64 + j] << 4) |
+                                           (cells[96 + j] << 6));
+    }
+  }
 }
 
-// The cells of one coordinate of a block of 2-bit codes, and of one of 4-bit codes.
-void put_narrow(std::uint8_t* codes, std::size_t i, std::uint8_t cell) {
-  const std::size_t within = i % kCoarseDims;
-  std::uint8_t& byte = codes[i / kCoarseDims * kCoarseBytes + within % 32];
-  byte = static_cast<std::uint8_t>(byte | (cell << (2 * (within / 32))));
-}
-
-void put_wide(std::uint8_t* codes, std::size_t i, std::uint8_t cell) {
-  const std::size_t within = i % kBlockDims;
-  std::uint8_t& byte = codes[i / kBlockDims * kBlockBytes + within % kBlockBytes];
-  byte = static_cast<std::uint8_t>(byte | (cell << (4 * (within / kBlockBytes))));
+void pack_wide(const std::uint8_t* cells, std::size_t blocks, std::uint8_t* codes) {
+  for (std::size_t b = 0; b < blocks; ++b, cells += kBlockDims, codes += kBlockBytes) {
+    for (std::size_t j = 0; j < kBlockBytes; ++j) {
+      codes[j] = static_cast<std::uint8_t>(cells[j] | (cells[kBlockBytes + j] << 4));
+    }
+  }
 }
 
 // The two numbers of a record: what makes its estimates unbiased, and the squared length.
@@ -60,48 +59,60 @@ void put_numbers(std::uint8_t* at, double with_code, float length2) {
   std::memcpy(at + 4, &length2, 4);
 }
 
-// `x`: the rotated vector.
-void encode_plain(const float* x, std::size_t dim, const CodeShape& shape, float sigma,
-                  float length2, std::uint8_t* record) {
-  std::memset(record, 0, shape.coarse_bytes);
-  double with_code = 0;
+// What coding one vector after the other needs room for.
+struct Scratch {
+  std::vector<float> inverse;         // one over the width of each coarse cell
+  std::vector<std::uint8_t> cells;    // of coarse codes, by direction
+  std::vector<std::uint8_t> placed;   // the same by where a code has them
+};
+
+// `x`: the rotated vector. `ones`: dim of them.
+void encode_plain(const float* x, std::size_t dim, const float* ones, const CodeShape& shape,
+                  float sigma, float length2, Scratch& scratch, std::uint8_t* record) {
   const float inverse = sigma > 0 ? 1.0f / (kCoarseStep * sigma) : 0.0f;
-  for (std::size_t i = 0; i < dim; ++i) {
-    const std::uint8_t cell = clamp_cell(x[i] * inverse + 2.0f, 3);
-    with_code += static_cast<double>(x[i]) * (static_cast<double>(cell) - 1.5);
-    put_narrow(record, i, cell);
-  }
+  scratch.inverse.assign(dim, inverse);
+  scratch.placed.resize(shape.coarse_blocks * kCoarseDims);
+  const double with_code = kernels().encode_cells(x, scratch.inverse.data(), ones, dim, 1.0f, 3,
+                                                  scratch.placed.data());
+  pack_narrow(scratch.placed.data(), shape.coarse_blocks, record);
   put_numbers(record + shape.coarse_bytes, with_code, length2);
 }
 
 // `y`: the vector's coordinates in the basis, each of which has cells of its own width.
 void encode_in_basis(const float* y, const Quantizer& quantizer, float sigma, float length2,
-                     std::uint8_t* record) {
+                     Scratch& scratch, std::uint8_t* record) {
   const CoarseBasis& basis = quantizer.basis();
+  const auto& places = quantizer.places();
   const std::size_t wide = basis.wide_blocks * kBlockDims;
-  std::uint8_t* const narrow = record + basis.wide_blocks * kBlockBytes;
-  std::memset(record, 0, quantizer.shape().coarse_record_bytes);
-  double with_code = 0;
+  const std::size_t narrow_blocks = quantizer.shape().coarse_blocks - basis.wide_blocks;
+  const float* const steps = basis.steps.data();
+  scratch.inverse.resize(basis.directions);
   for (std::size_t i = 0; i < basis.directions; ++i) {
-    const std::size_t place = quantizer.places()[i];
-    const float cells = y[i] * (sigma > 0 ? 1.0f / (basis.steps[i] * sigma) : 0.0f);
-    double value;
-    if (i < basis.fine) {
-      const std::uint8_t cell = clamp_cell(cells * 4.0f + 32.0f, 63);
-      value = (static_cast<double>(cell) - 31.5) / 4;
-      put_wide(record, place, static_cast<std::uint8_t>(cell >> 2));
-      put_narrow(narrow, quantizer.fine_places()[i] - wide, static_cast<std::uint8_t>(cell & 3));
-    } else if (place < wide) {
-      const std::uint8_t cell = clamp_cell(cells + 8.0f, 15);
-      value = static_cast<double>(cell) - 7.5;
-      put_wide(record, place, cell);
-    } else {
-      const std::uint8_t cell = clamp_cell(cells + 2.0f, 3);
-      value = static_cast<double>(cell) - 1.5;
-      put_narrow(narrow, place - wide, cell);
-    }
-    with_code += static_cast<double>(y[i]) * value * static_cast<double>(basis.steps[i]);
+    scratch.inverse[i] = sigma > 0 ? 1.0f / (steps[i] * sigma) : 0.0f;
   }
+  // The directions that have 4 bits and more come first.
+  const std::size_t wide_end = static_cast<std::size_t>(
+      std::partition_point(places.begin(), places.end(),
+                           [wide](std::size_t place) { return place < wide; }) -
+      places.begin());
+  scratch.cells.resize(basis.directions);
+  double with_code = 0;
+  const auto code = [&](std::size_t from, std::size_t to, float zoom, int top) {
+    with_code += kernels().encode_cells(y + from, scratch.inverse.data() + from, steps + from,
+                                        to - from, zoom, top, scratch.cells.data() + from);
+  };
+  code(0, basis.fine, 4.0f, 63);
+  code(basis.fine, wide_end, 1.0f, 15);
+  code(wide_end, basis.directions, 1.0f, 3);
+  scratch.placed.assign(wide + narrow_blocks * kCoarseDims, 0);
+  std::uint8_t* const placed = scratch.placed.data();
+  for (std::size_t i = 0; i < basis.fine; ++i) {
+    placed[places[i]] = static_cast<std::uint8_t>(scratch.cells[i] >> 2);
+    placed[quantizer.fine_places()[i]] = static_cast<std::uint8_t>(scratch.cells[i] & 3);
+  }
+  for (std::size_t i = basis.fine; i < basis.directions; ++i) placed[places[i]] = scratch.cells[i];
+  pack_wide(placed, basis.wide_blocks, record);
+  pack_narrow(placed + wide, narrow_blocks, record + basis.wide_blocks * kBlockBytes);
   put_numbers(record + quantizer.shape().coarse_bytes, with_code, length2);
 }
 
@@ -231,13 +242,6 @@ Quantizer::Quantizer(std::size_t dim, std::uint64_t seed, const float* centre, C
   }
 }
 
-void Quantizer::project(const float* vector, float* out) const noexcept {
-  const Kernels& k = kernels();
-  for (std::size_t i = 0; i < basis_.directions; ++i) {
-    out[i] = k.dot_f16(vector, basis_.rows.data() + i * dim_, dim_);
-  }
-}
-
 void Quantizer::project_rounded(const std::int16_t* vector, float scale, std::int32_t* sums,
                                 float* out) const noexcept {
   kernels().project(vector, rows8_.data(), dim_, basis_.directions, sums);
@@ -248,67 +252,59 @@ void Quantizer::project_rounded(const std::int16_t* vector, float scale, std::in
 
 void Quantizer::encode(const float* vectors, std::size_t count, std::uint8_t* codes,
                        std::uint8_t* refines, std::uint8_t* coarse) const {
-  std::vector<float> x(dim_);
-  std::vector<float> along(basis_.directions);
+  const Kernels& k = kernels();
+  const bool in_basis = coarse != nullptr && basis_.used();
+  // Cells of padding dimensions meet zeros of the query, so any value serves.
   const std::size_t padded = shape_.blocks * kBlockDims;
-  std::vector<std::uint8_t> high(padded);
-  std::vector<std::uint8_t> low(padded);
-  for (std::size_t row = 0; row < count; ++row) {
-    const float* source = vectors + row * dim_;
-    for (std::size_t i = 0; i < dim_; ++i) x[i] = source[i] - centre_[i];
-    if (coarse != nullptr && basis_.used()) project(x.data(), along.data());
-    rotation_.apply(x.data());
-    double squared = 0;
-    for (const float v : x) squared += static_cast<double>(v) * v;
-    const float sigma = static_cast<float>(std::sqrt(squared / static_cast<double>(dim_)));
-    const float step = 2.0f * kClip / 16.0f * sigma;
-    const float inverse = step > 0 ? 1.0f / step : 0.0f;
-    if (coarse != nullptr) {
-      std::uint8_t* const record = coarse + row * shape_.coarse_record_bytes;
-      if (basis_.used()) {
-        encode_in_basis(along.data(), *this, sigma, static_cast<float>(squared), record);
-      } else {
-        encode_plain(x.data(), dim_, shape_, sigma, static_cast<float>(squared), record);
-      }
+  std::vector<float> x(padded, 0.0f);
+  std::vector<float> centred(kEncodeTile * dim_);
+  std::vector<float> along(kEncodeTile * basis_.directions);
+  const std::vector<float> ones(coarse != nullptr && !in_basis ? dim_ : 0, 1.0f);
+  const std::vector<float> rows = in_basis ? wide_rows() : std::vector<float>();
+  Scratch scratch;
+  for (std::size_t start = 0; start < count; start += kEncodeTile) {
+    const std::size_t here = std::min(kEncodeTile, count - start);
+    const float* source = vectors + start * dim_;
+    for (std::size_t n = 0; n < here; ++n, source += dim_) {
+      for (std::size_t i = 0; i < dim_; ++i) centred[n * dim_ + i] = source[i] - centre_[i];
     }
-    // Cells of padding dimensions meet zeros of the query, so any value serves.
-    std::fill(high.begin(), high.end(), std::uint8_t{8});
-    std::fill(low.begin(), low.end(), std::uint8_t{0});
-    double with_code = 0;
-    double with_value = 0;
-    for (std::size_t i = 0; i < dim_; ++i) {
-      const float u = x[i] * inverse;
-      const std::uint8_t h = clamp_cell(u + 8.0f, 15);
-      std::uint8_t l;
-      if (h == 15) {
-        l = clamp_cell((u - 7.0f) * 4.0f, 15);
-      } else if (h == 0) {
-        l = clamp_cell((-7.0f - u) * 4.0f, 15);
-      } else {
-        l = clamp_cell((u + 8.0f - static_cast<float>(h)) * 16.0f, 15);
-      }
-      high[i] = h;
-      low[i] = l;
-      with_code += static_cast<double>(x[i]) * (static_cast<double>(h) - 7.5);
-      with_value += static_cast<double>(x[i]) * refine_value(h, l);
+    if (in_basis) {
+      k.project_f32(centred.data(), here, rows.data(), dim_, basis_.directions, along.data());
     }
-    std::uint8_t* code = codes + row * shape_.code_record_bytes;
-    std::uint8_t* refine = refines + row * shape_.refine_record_bytes;
-    for (std::size_t b = 0; b < shape_.blocks; ++b) {
-      for (std::size_t j = 0; j < kBlockBytes; ++j) {
-        const std::size_t first = b * kBlockDims + j;
-        const std::size_t second = first + kBlockBytes;
-        code[b * kBlockBytes + j] = static_cast<std::uint8_t>(high[first] | (high[second] << 4));
-        refine[b * kBlockBytes + j] = static_cast<std::uint8_t>(low[first] | (low[second] << 4));
+    for (std::size_t n = 0; n < here; ++n) {
+      const std::size_t row = start + n;
+      std::copy_n(centred.data() + n * dim_, dim_, x.data());
+      rotation_.apply(x.data());
+      const double squared = k.squared_length(x.data(), dim_);
+      const auto length2 = static_cast<float>(squared);
+      const float sigma = static_cast<float>(std::sqrt(squared / static_cast<double>(dim_)));
+      const float step = 2.0f * kClip / 16.0f * sigma;
+      if (coarse != nullptr) {
+        std::uint8_t* const record = coarse + row * shape_.coarse_record_bytes;
+        if (in_basis) {
+          encode_in_basis(along.data() + n * basis_.directions, *this, sigma, length2, scratch,
+                          record);
+        } else {
+          encode_plain(x.data(), dim_, ones.data(), shape_, sigma, length2, scratch, record);
+        }
       }
+      std::uint8_t* const code = codes + row * shape_.code_record_bytes;
+      std::uint8_t* const refine = refines + row * shape_.refine_record_bytes;
+      double sums[2];   // with the first plane's values, and with those of both
+      k.encode_planes(x.data(), shape_.blocks, step > 0 ? 1.0f / step : 0.0f, code, refine, sums);
+      const float correction = sums[0] > 0 ? static_cast<float>(squared / sums[0]) : 0.0f;
+      const float refined = sums[1] > 0 ? static_cast<float>(squared / sums[1]) : 0.0f;
+      std::memcpy(code + shape_.code_bytes, &correction, 4);
+      std::memcpy(code + shape_.code_bytes + 4, &length2, 4);
+      std::memcpy(refine + shape_.code_bytes, &refined, 4);
     }
-    const float correction = with_code > 0 ? static_cast<float>(squared / with_code) : 0.0f;
-    const float refined = with_value > 0 ? static_cast<float>(squared / with_value) : 0.0f;
-    const float length2 = static_cast<float>(squared);
-    std::memcpy(code + shape_.code_bytes, &correction, 4);
-    std::memcpy(code + shape_.code_bytes + 4, &length2, 4);
-    std::memcpy(refine + shape_.code_bytes, &refined, 4);
   }
+}
+
+std::vector<float> Quantizer::wide_rows() const {
+  std::vector<float> rows(basis_.rows.size());
+  std::transform(basis_.rows.begin(), basis_.rows.end(), rows.begin(), half_to_float);
+  return rows;
 }
 
 void prepare_query(const Quantizer& quantizer, const float* query, bool centred,

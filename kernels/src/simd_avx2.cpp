@@ -1,6 +1,7 @@
 #include "stoker/simd.hpp"
 
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#include "encode_kernels.hpp"
 #include "simd_x86.inc.hpp"
 
 namespace stoker {
@@ -95,7 +96,9 @@ void project(const std::int16_t* q16, const std::int8_t* rows, std::size_t dim, 
 const Kernels* avx2_kernels() {
   static const Kernels table{"avx2",        dot_code4,     dot_code2,    dot_code8_avx2,
                              dot_f32_avx2,  l2_f32_avx2,   dot_f16_avx2, l2_f16_avx2,
-                             hadamard_avx2, max_abs_avx2, round_query_avx2, project};
+                             hadamard_avx2, max_abs_avx2, round_query_avx2, project,
+                             encode_avx2::encode_planes, encode_avx2::encode_cells,
+                             encode_avx2::squared_length, project_f32_avx2};
   static const bool usable = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
                              __builtin_cpu_supports("f16c");
   return usable ? &table : nullptr;

@@ -93,7 +93,11 @@ const Kernels* neon_kernels() {
                              portable_kernels().hadamard,
                              portable_kernels().max_abs,
                              portable_kernels().round_query,
-                             portable_kernels().project};
+                             portable_kernels().project,
+                             portable_kernels().encode_planes,
+                             portable_kernels().encode_cells,
+                             portable_kernels().squared_length,
+                             portable_kernels().project_f32};
   return &table;
 }
 

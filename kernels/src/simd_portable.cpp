@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "encode_kernels.hpp"
 #include "stoker/simd.hpp"
 
 namespace stoker {
@@ -140,12 +141,28 @@ void project(const std::int16_t* q16, const std::int8_t* rows, std::size_t dim, 
   }
 }
 
+void project_f32(const float* vectors, std::size_t count, const float* rows, std::size_t dim,
+                 std::size_t directions, float* out) {
+  for (std::size_t n = 0; n < count; ++n) {
+    const float* v = vectors + n * dim;
+    for (std::size_t r = 0; r < directions; ++r) {
+      float sum = 0;
+      for (std::size_t d = 0; d < dim; ++d) sum += v[d] * rows[r * dim + d];
+      out[n * directions + r] = sum;
+    }
+  }
+}
+
 }  // namespace
 
 const Kernels& portable_kernels() {
   static const Kernels table{"portable", dot_code4, dot_code2, dot_code8, dot_f32,    l2_f32,
                              dot_f16,    l2_f16,    hadamard,  max_abs,   round_query,
-                             project};
+                             project,
+                             encode_portable::encode_planes,
+                             encode_portable::encode_cells,
+                             encode_portable::squared_length,
+                             project_f32};
   return table;
 }
 

@@ -95,7 +95,7 @@ inline float dot_avx2(const float* a, const T* b, std::size_t dim) {
     s0 = _mm256_fmadd_ps(_mm256_loadu_ps(a + i), Loader::load(b + i), s0);
   }
   float sum = sum_lanes(_mm256_add_ps(_mm256_add_ps(s0, s1), _mm256_add_ps(s2, s3)));
-  for (; i < dim; ++i) sum += a[i] * Loader::one(b + i);
+  for (; i < dim; ++i) sum = __builtin_fmaf(a[i], Loader::one(b + i), sum);
   return sum;
 }
 
@@ -132,6 +132,20 @@ inline float dot_f16_avx2(const float* a, const std::uint16_t* b, std::size_t di
 }
 inline float l2_f16_avx2(const float* a, const std::uint16_t* b, std::size_t dim) {
   return l2_avx2<LoadF16>(a, b, dim);
+}
+
+// Rows one by one, each with all vectors of a few that stay in the nearest cache.
+inline void project_f32_avx2(const float* vectors, std::size_t count, const float* rows,
+                             std::size_t dim, std::size_t directions, float* out) {
+  constexpr std::size_t tile = 16;
+  for (std::size_t start = 0; start < count; start += tile) {
+    const std::size_t stop = start + tile < count ? start + tile : count;
+    for (std::size_t r = 0; r < directions; ++r) {
+      for (std::size_t n = start; n < stop; ++n) {
+        out[n * directions + r] = dot_f32_avx2(vectors + n * dim, rows + r * dim, dim);
+      }
+    }
+  }
 }
 
 // Sums of `x` and a copy with its lanes swapped, differences where `odd` says: one stage of the

@@ -1,6 +1,10 @@
 // Every instruction set against the portable table, on random and extreme codes.
+#include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <limits>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "check.hpp"
@@ -113,6 +117,73 @@ void compare_preparation(const Kernels& table, std::mt19937& rng) {
   }
 }
 
+// What codes vectors gives the same bits everywhere, and projections those of single products.
+void compare_coding(const Kernels& table, std::mt19937& rng) {
+  const Kernels& reference = portable_kernels();
+  std::normal_distribution<float> normal;
+  constexpr float kInfinite = std::numeric_limits<float>::infinity();
+  for (const std::size_t blocks : {1u, 2u, 6u, 17u}) {
+    std::vector<float> v(blocks * kBlockDims);
+    for (float& x : v) x = normal(rng);
+    for (std::size_t i = 0; i < v.size(); i += 5) v[i] = static_cast<float>(i % 11) - 5.0f;
+    v[7] = 0.0f;
+    // Cells' widths down to ones that are beyond floats: 0 * inf is not a number.
+    for (const float inverse : {0.0f, 1.0f, 3.1f, 1e30f, kInfinite}) {
+      std::vector<std::uint8_t> high(blocks * kBlockBytes), high_found(high.size());
+      std::vector<std::uint8_t> low(high.size()), low_found(high.size());
+      double sums[2], found[2];
+      reference.encode_planes(v.data(), blocks, inverse, high.data(), low.data(), sums);
+      table.encode_planes(v.data(), blocks, inverse, high_found.data(), low_found.data(), found);
+      CHECK(high == high_found && low == low_found);
+      CHECK(std::memcmp(sums, found, sizeof sums) == 0);
+    }
+  }
+  for (std::size_t count = 0; count <= 100; ++count) {
+    std::vector<float> v(count), inverse(count), weights(count);
+    for (float& x : v) x = normal(rng);
+    for (float& x : inverse) x = 0.1f + std::fabs(normal(rng));
+    for (float& x : weights) x = std::fabs(normal(rng));
+    if (count > 3) inverse[3] = kInfinite;
+    for (const auto& [zoom, top] : {std::pair{4.0f, 63}, {1.0f, 15}, {1.0f, 3}}) {
+      std::vector<std::uint8_t> cells(count), found(count);
+      const double sum = reference.encode_cells(v.data(), inverse.data(), weights.data(), count,
+                                                zoom, top, cells.data());
+      CHECK(sum == table.encode_cells(v.data(), inverse.data(), weights.data(), count, zoom, top,
+                                      found.data()));
+      CHECK(cells == found);
+      double plain = 0, size = 0;
+      for (std::size_t i = 0; i < count; ++i) {
+        CHECK(cells[i] <= top);
+        const double at = static_cast<double>(v[i]) * inverse[i] * zoom + 0.5 * (top + 1);
+        if (std::isfinite(at)) CHECK(std::fabs(std::clamp(at, 0.0, top + 1.0) - 0.5 - cells[i]) < 0.501);
+        const double value = (cells[i] - 0.5 * top) / zoom * v[i] * weights[i];
+        plain += value;
+        size += std::fabs(value);
+      }
+      CHECK(std::fabs(plain - sum) <= 1e-12 * size);
+    }
+    CHECK(reference.squared_length(v.data(), count) == table.squared_length(v.data(), count));
+  }
+  for (const std::size_t dim : {1u, 8u, 31u, 32u, 96u, 100u, 384u}) {
+    constexpr std::size_t kDirections = 11;
+    constexpr std::size_t kCount = 37;
+    std::vector<float> vectors(kCount * dim), rows(kDirections * dim), out(kCount * kDirections);
+    std::vector<std::uint16_t> halves(rows.size());
+    for (float& x : vectors) x = normal(rng);
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      halves[i] = float_to_half(normal(rng));
+      rows[i] = half_to_float(halves[i]);
+    }
+    table.project_f32(vectors.data(), kCount, rows.data(), dim, kDirections, out.data());
+    for (std::size_t n = 0; n < kCount; ++n) {
+      for (std::size_t r = 0; r < kDirections; ++r) {
+        CHECK(out[n * kDirections + r] ==
+              table.dot_f16(vectors.data() + n * dim, halves.data() + r * dim, dim));
+      }
+    }
+  }
+}
+
 void halves_round_trip() {
   for (std::uint32_t bits = 0; bits < 65536; ++bits) {
     const auto half = static_cast<std::uint16_t>(bits);
@@ -137,7 +208,9 @@ int main() {
     std::printf("comparing %s\n", table->name);
     compare(*table, rng);
     compare_preparation(*table, rng);
+    compare_coding(*table, rng);
   }
+  compare_coding(portable_kernels(), rng);
   halves_round_trip();
   return 0;
 }

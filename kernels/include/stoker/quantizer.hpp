@@ -90,9 +90,7 @@ class Quantizer {
   // ones; in dimensions of its blocks, those of 4 bits, then those of 2.
   const std::vector<std::uint16_t>& places() const noexcept { return places_; }
   const std::vector<std::uint16_t>& fine_places() const noexcept { return fine_places_; }
-  // Coordinates along the basis; dim floats in, basis().directions out.
-  void project(const float* vector, float* out) const noexcept;
-  // The same of a vector rounded to 14 bits, by directions rounded to 8: what that errs is a tenth
+  // Coordinates along the basis of a vector rounded to 14 bits, by directions rounded to 8: what that errs is a tenth
   // of what codes do. `sums`: basis().directions numbers of scratch.
   void project_rounded(const std::int16_t* vector, float scale, std::int32_t* sums,
                        float* out) const noexcept;
@@ -103,6 +101,8 @@ class Quantizer {
               std::uint8_t* coarse) const;
 
  private:
+  std::vector<float> wide_rows() const;   // the basis's, in floats
+
   std::size_t dim_;
   std::vector<float> centre_;
   Rotation rotation_;

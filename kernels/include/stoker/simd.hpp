@@ -52,6 +52,21 @@ struct Kernels {
   // most kProjectDims.
   void (*project)(const std::int16_t* q16, const std::int8_t* rows, std::size_t dim,
                   std::size_t count, std::int32_t* out);
+
+  // For coding vectors; but for the last, the same bits everywhere.
+  // Both planes of `blocks` * kBlockDims coordinates: cells of v * inverse and what lies inside
+  // them. sums: of v times the middles of the cells, and of v times refine_value().
+  void (*encode_planes)(const float* v, std::size_t blocks, float inverse, std::uint8_t* high,
+                        std::uint8_t* low, double* sums);
+  // Cells 0 ... top of v * inverse * zoom about their middle, a byte each; zoom is a power of two.
+  // Returns the sum of v times the middles of the cells over zoom times weights.
+  double (*encode_cells)(const float* v, const float* inverse, const float* weights,
+                         std::size_t count, float zoom, int top, std::uint8_t* cells);
+  double (*squared_length)(const float* v, std::size_t dim);
+  // out[n * directions + r] = dot of vector n and row r, with the bits that dot_f16 of this table
+  // finds where the rows are half floats.
+  void (*project_f32)(const float* vectors, std::size_t count, const float* rows, std::size_t dim,
+                      std::size_t directions, float* out);
 };
 
 // The reconstruction level of a refined code, in 1/32 of the 4-bit step. The two outermost cells
