@@ -4,12 +4,15 @@ vLLM imports this module by name and asks it for `StokerConnector`:
 
     KVTransferConfig(kv_connector="StokerConnector", kv_role="kv_both",
                      kv_connector_module_path="stoker.service.kv_vllm_connector",
+                     kv_load_failure_policy="recompute",
                      kv_connector_extra_config={"folder": "...", "model_id": "...", "tenant": ""})
+
+vLLM's own policy is "fail": a request whose block is gone or damaged would end with an error.
 
 Written against vLLM 0.32 (`KVConnectorBase_V1`, which its authors call experimental): the cache of
 a layer is ``[blocks, kv_heads, block_size, 2 x head_dim]``, keys before values, keys after
-rotation. Prefixes only. vLLM is never imported but by the process that has it: the class is made
-when it is asked for.
+rotation. Prefixes only. vLLM is never imported but by the process that has it: the classes are
+made when they are asked for.
 """
 
 from __future__ import annotations
@@ -166,8 +169,8 @@ def _layer_number(name: str) -> int:
 
 
 @functools.cache
-def connector_class() -> type[Any]:
-    """Make the connector's class; needs vLLM.
+def connector_classes() -> dict[str, type[Any]]:
+    """Make the connector's class and that of its metadata, by name; needs vLLM.
 
     Raises:
         ImportError: vLLM is not installed in this process.
@@ -179,8 +182,8 @@ def connector_class() -> type[Any]:
     )
 
     @dataclasses.dataclass
-    class Metadata(KVConnectorMetadata):  # type: ignore[misc]
-        """What the scheduler tells the workers of one step."""
+    class StokerConnectorMetadata(KVConnectorMetadata):  # type: ignore[misc]
+        """What the scheduler tells the workers of one step, in other processes or not."""
 
         transfers: list[Transfer] = dataclasses.field(default_factory=list)
 
@@ -193,6 +196,12 @@ def connector_class() -> type[Any]:
             folder, model_id = extra("folder", ""), extra("model_id", "")
             if not folder or not model_id:
                 raise ConfigError("kv_connector_extra_config: expected folder and model_id")
+            policy = self._kv_transfer_config.kv_load_failure_policy
+            if policy != "recompute":
+                raise ConfigError(
+                    f"kv_load_failure_policy: expected 'recompute', found {policy!r}, with which "
+                    "a damaged block ends its request"
+                )
             self._block_size = int(vllm_config.cache_config.block_size)
             self._tenant = str(extra("tenant", ""))
             budget = extra("bytes_max", None)
@@ -236,7 +245,7 @@ def connector_class() -> type[Any]:
                 self._wanted[request.request_id] = (token_ids[:matched], num_external_tokens)
 
         def build_connector_meta(self, scheduler_output: Any) -> Any:
-            meta = Metadata()
+            meta = StokerConnectorMetadata()
             for new in scheduler_output.scheduled_new_reqs:
                 if new.req_id in self._wanted:
                     self._add_load(meta, new.req_id, new.block_ids[0])
@@ -255,7 +264,9 @@ def connector_class() -> type[Any]:
             self._wanted.clear()
             return meta
 
-        def _add_load(self, meta: Metadata, req_id: str, block_ids: Sequence[int]) -> None:
+        def _add_load(
+            self, meta: StokerConnectorMetadata, req_id: str, block_ids: Sequence[int]
+        ) -> None:
             token_ids, count = self._wanted[req_id]
             slots = slots_of(block_ids, self._block_size, len(token_ids))
             start = len(token_ids) - count
@@ -302,11 +313,13 @@ def connector_class() -> type[Any]:
         def shutdown(self) -> None:
             self._loads.end()
 
-    StokerConnector.__qualname__ = "StokerConnector"
-    return StokerConnector
+    classes: tuple[type[Any], ...] = (StokerConnector, StokerConnectorMetadata)
+    for made in classes:
+        made.__qualname__ = made.__name__  # pickle looks for it in this module
+    return {made.__name__: made for made in classes}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "StokerConnector":
-        return connector_class()
+    if name in ("StokerConnector", "StokerConnectorMetadata"):
+        return connector_classes()[name]
     raise AttributeError(name)

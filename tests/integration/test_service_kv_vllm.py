@@ -7,6 +7,7 @@ order in which they call it, is repeated here over torch tensors of its layout.
 from __future__ import annotations
 
 import enum
+import pickle
 import sys
 import types
 from collections.abc import Iterator
@@ -59,9 +60,9 @@ def recorded_vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     base.KVConnectorBase_V1 = Base
     base.KVConnectorMetadata = type("KVConnectorMetadata", (), {})
     base.KVConnectorRole = Role
-    kv_vllm_connector.connector_class.cache_clear()
+    kv_vllm_connector.connector_classes.cache_clear()
     yield
-    kv_vllm_connector.connector_class.cache_clear()
+    kv_vllm_connector.connector_classes.cache_clear()
 
 
 class Engine:
@@ -70,7 +71,8 @@ class Engine:
     def __init__(self, folder: Path, *, tenant: str = "acme", seed: int = 0) -> None:
         extra = {"folder": str(folder), "model_id": "m1", "tenant": tenant}
         transfer = types.SimpleNamespace(
-            get_from_extra_config=lambda key, default: extra.get(key, default)
+            get_from_extra_config=lambda key, default: extra.get(key, default),
+            kv_load_failure_policy="recompute",
         )
         config = types.SimpleNamespace(
             kv_transfer_config=transfer, cache_config=types.SimpleNamespace(block_size=SIZE)
@@ -114,7 +116,8 @@ class Engine:
                 },
             )
         )
-        self.worker.bind_connector_metadata(meta)
+        # Workers are other processes where vLLM has more than one, as its CPU build always has.
+        self.worker.bind_connector_metadata(pickle.loads(pickle.dumps(meta)))
         self.worker.start_load_kv(types.SimpleNamespace(no_compile_layers={}))
         for layer, pages in self.pages.items():
             self.worker.wait_for_layer_load(layer)
@@ -201,6 +204,20 @@ def test_it_names_what_its_settings_lack(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError, match="folder and model_id"):
         kv_vllm_connector.StokerConnector(config, Role.WORKER, None)
+
+
+def test_a_damaged_block_may_not_end_a_request(tmp_path: Path) -> None:
+    """vLLM's own default is to fail the request whose blocks could not be loaded."""
+    extra = {"folder": str(tmp_path), "model_id": "m1"}
+    transfer = types.SimpleNamespace(
+        get_from_extra_config=lambda key, default: extra.get(key, default),
+        kv_load_failure_policy="fail",
+    )
+    config = types.SimpleNamespace(
+        kv_transfer_config=transfer, cache_config=types.SimpleNamespace(block_size=SIZE)
+    )
+    with pytest.raises(ConfigError, match="kv_load_failure_policy: expected 'recompute'"):
+        kv_vllm_connector.StokerConnector(config, Role.SCHEDULER, None)
 
 
 def test_slots_follow_the_pages() -> None:
