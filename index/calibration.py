@@ -19,13 +19,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+import stoker.kernels._core as _core
 from stoker.index.equal_rows import row_hashes
 from stoker.index.exact import unit_rows
 from stoker.index.manifest import FILES, Calibration, Manifest
@@ -137,30 +138,38 @@ class Probe:
             metric=metric,
         )
 
-    def take(self, batch: NDArray[np.float32], first_row: int) -> None:
-        """Meet a batch of vectors whose sealed rows start at ``first_row``."""
+    def take(
+        self,
+        batch: NDArray[np.float32],
+        first_row: int,
+        *,
+        parts: int = 1,
+        run: Callable[[Callable[[int], None], Iterable[int]], Iterable[None]] = map,
+    ) -> None:
+        """Meet a batch of vectors whose sealed rows start at ``first_row``.
+
+        Args:
+            batch: float32, shape (n, dim).
+            first_row: Of it.
+            parts: Of the queries, which ``run`` may meet it with at the same time.
+            run: As `map`.
+        """
         self.hashes.append(row_hashes(batch))
-        scores = self.queries @ batch.T
-        if self.metric == "l2":
-            scores = 2.0 * scores - (batch * batch).sum(axis=1)[None, :]
-        k = self.scores.shape[1]
-        if self.rows[0, 0] < 0:  # nothing met yet: the batch's own best are the first to beat
-            take = min(k, len(batch))
-            best = np.argpartition(-scores, take - 1, axis=1)[:, :take]
-            of = np.repeat(np.arange(len(scores)), take)
-            at = best.reshape(-1)
-        else:
-            # Later on few beat the k-th best so far, and finding those is one comparison each.
-            of, at = np.nonzero(scores > self.scores[:, -1:])
-        known = np.repeat(np.arange(len(scores)), k)
-        owner = np.concatenate([known, of])
-        value = np.concatenate([self.scores.reshape(-1), scores[of, at]])
-        row = np.concatenate([self.rows.reshape(-1), at + first_row])
-        order = np.lexsort((-value, owner))
-        starts = np.searchsorted(owner[order], np.arange(len(scores)))
-        keep = order[(starts[:, None] + np.arange(k)).reshape(-1)]
-        self.scores = value[keep].reshape(-1, k).astype(np.float32)
-        self.rows = row[keep].reshape(-1, k)
+        bounds = np.linspace(0, len(self.queries), parts + 1).astype(int)
+
+        def meet(part: int) -> None:
+            here = slice(bounds[part], bounds[part + 1])
+            _core.meet_rows(
+                self.queries[here],
+                batch,
+                first_row=first_row,
+                l2=self.metric == "l2",
+                scores=self.scores[here],
+                rows=self.rows[here],
+            )
+
+        for _ in run(meet, range(parts)):
+            pass
 
     def nearness_lows(self, segment: Segment) -> tuple[float, float]:
         """How near at least the known queries lie to their neighbors, and those at random.

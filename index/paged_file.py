@@ -144,13 +144,20 @@ class PagedFileWriter:
         """
         info = self._info
         if info.per_page == 0:
-            flat = np.concatenate([self._pending, np.ascontiguousarray(records).reshape(-1)])
-            whole = len(flat) // info.page_bytes
-            if whole:
-                cut = whole * info.page_bytes
-                self.write_pages(flat[:cut].reshape(whole, info.page_bytes), 0)
-                flat = flat[cut:].copy()
-            self._pending = flat
+            flat = np.ascontiguousarray(records).reshape(-1)
+            if len(self._pending):
+                # What is pending becomes a page; the rest is written from where it lies.
+                missing = info.page_bytes - len(self._pending)
+                self._pending = np.concatenate([self._pending, flat[:missing]])
+                flat = flat[missing:]
+                if len(self._pending) == info.page_bytes:
+                    self.write_pages(self._pending.reshape(1, -1), 0)
+                    self._pending = np.empty(0, np.uint8)
+            cut = len(flat) // info.page_bytes * info.page_bytes
+            if cut:
+                self.write_pages(flat[:cut].reshape(-1, info.page_bytes), 0)
+            if cut < len(flat):
+                self._pending = flat[cut:].copy()
         else:
             held = self._pending.reshape(-1, info.record_bytes)
             rows = np.concatenate([held, records]) if len(held) else records

@@ -458,7 +458,7 @@ class _Sealer:
                 if not synced or synced[-1].done():
                     synced.append(disk.submit(_sync, written))
                 if probe is not None:
-                    probe.take(batch, start)
+                    probe.take(batch, start, parts=self.threads, run=pool.map)
                 self.progress("seal", min(following, count), count)
             for done in synced:
                 done.result()

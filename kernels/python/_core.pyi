@@ -57,6 +57,14 @@ def encode(vectors: Annotated[NDArray[numpy.float32], dict(shape=(None, None), o
     Navigation, refinement and coarse records of float32 vectors, shape (n, dim).
     """
 
+def meet_rows(queries: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], vectors: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], *, first_row: int, l2: bool, scores: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], rows: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu')]) -> None:
+    """
+    Put the rows of float32 vectors that beat a query's best so far among those, in place.
+
+    Scores are <q, x>, or under l2 2 <q, x> - <x, x>; float32, shape (nq, k), falling. Equal
+    ones stay in the order in which they were met. ``rows``: int64, of the same shape.
+    """
+
 def code_record_bytes(dim: int) -> int: ...
 
 def coarse_record_bytes(dim: int) -> int: ...

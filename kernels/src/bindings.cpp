@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "bindings.hpp"
+#include "stoker/best_rows.hpp"
 #include "stoker/crc32c.hpp"
 #include "stoker/errors.hpp"
 #include "stoker/order.hpp"
@@ -167,6 +168,25 @@ NB_MODULE(_core, m) {
       },
       "vectors"_a, nb::kw_only(), "seed"_a, "centre"_a, "basis"_a = nb::none(),
       "Navigation, refinement and coarse records of float32 vectors, shape (n, dim).");
+  m.def(
+      "meet_rows",
+      [](Matrix<float> queries, Matrix<float> vectors, std::int64_t first_row, bool l2,
+         Output<float> scores, Output<std::int64_t> rows) {
+        const std::size_t count = queries.shape(0);
+        if (vectors.shape(1) != queries.shape(1)) throw stoker::BadInput("dimension of the rows");
+        if (scores.shape(0) != count || rows.shape(0) != count ||
+            scores.shape(1) != rows.shape(1)) {
+          throw stoker::BadInput("shape of the best");
+        }
+        const stoker::BestRows best{queries.data(), count,         queries.shape(1), scores.shape(1),
+                                    l2,             scores.data(), rows.data()};
+        const nb::gil_scoped_release release;
+        stoker::meet_rows(best, vectors.data(), vectors.shape(0), first_row);
+      },
+      "queries"_a, "vectors"_a, nb::kw_only(), "first_row"_a, "l2"_a, "scores"_a, "rows"_a,
+      "Put the rows of float32 vectors that beat a query's best so far among those, in place.\n\n"
+      "Scores are <q, x>, or under l2 2 <q, x> - <x, x>; float32, shape (nq, k), falling. Equal\n"
+      "ones stay in the order in which they were met. ``rows``: int64, of the same shape.");
   m.def(
       "code_record_bytes", [](std::size_t dim) { return stoker::CodeShape(dim).code_record_bytes; },
       "dim"_a);

@@ -91,12 +91,18 @@ void project(const std::int16_t* q16, const std::int8_t* rows, std::size_t dim, 
   }
 }
 
+void project_many(const std::int16_t* q16, std::size_t queries, const std::int8_t* rows,
+                  std::size_t dim, std::size_t count, std::int32_t* out) {
+  for (std::size_t q = 0; q < queries; ++q) project(q16 + q * dim, rows, dim, count, out + q * count);
+}
+
 }  // namespace
 
 const Kernels* avx2_kernels() {
   static const Kernels table{"avx2",        dot_code4,     dot_code2,    dot_code8_avx2,
                              dot_f32_avx2,  l2_f32_avx2,   dot_f16_avx2, l2_f16_avx2,
                              hadamard_avx2, max_abs_avx2, round_query_avx2, project,
+                             project_many,
                              encode_avx2::encode_planes, encode_avx2::encode_cells,
                              encode_avx2::squared_length, project_f32_avx2};
   static const bool usable = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&

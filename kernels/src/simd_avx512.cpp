@@ -1,6 +1,8 @@
 #include "stoker/simd.hpp"
 
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__) && defined(__FMA__) && defined(__F16C__)
+#include <algorithm>
+
 #include "encode_kernels.hpp"
 #include "simd_x86.inc.hpp"
 
@@ -148,6 +150,54 @@ void project(const std::int16_t* q16, const std::int8_t* rows, std::size_t dim, 
   if (r < count) portable_kernels().project(q16, rows + r * dim, dim, count - r, out + r);
 }
 
+// Four queries and four rows at a time: each is loaded once for all of the others.
+void project_many(const std::int16_t* q16, std::size_t queries, const std::int8_t* rows,
+                  std::size_t dim, std::size_t count, std::int32_t* out) {
+  constexpr std::size_t tile = 4;
+  std::size_t q = 0;
+  for (; q + tile <= queries; q += tile) {
+    const std::int16_t* query = q16 + q * dim;
+    std::size_t r = 0;
+    for (; r + tile <= count; r += tile) {
+      const std::int8_t* row = rows + r * dim;
+      __m512i sums[tile][tile];
+      for (auto& some : sums) std::fill_n(some, tile, _mm512_setzero_si512());
+      std::size_t d = 0;
+      for (; d + 32 <= dim; d += 32) {
+        __m512i wide[tile];
+        for (std::size_t n = 0; n < tile; ++n) {
+          wide[n] = _mm512_cvtepi8_epi16(
+              _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row + n * dim + d)));
+        }
+        for (std::size_t m = 0; m < tile; ++m) {
+          const __m512i values = _mm512_loadu_si512(query + m * dim + d);
+          for (std::size_t n = 0; n < tile; ++n) {
+            sums[m][n] = _mm512_dpwssd_epi32(sums[m][n], wide[n], values);
+          }
+        }
+      }
+      for (std::size_t m = 0; m < tile; ++m) {
+        __m256i halves[tile];
+        for (std::size_t n = 0; n < tile; ++n) {
+          halves[n] = _mm256_add_epi32(_mm512_castsi512_si256(sums[m][n]),
+                                       _mm512_extracti64x4_epi64(sums[m][n], 1));
+        }
+        std::int32_t* const at = out + (q + m) * count + r;
+        put_sums(halves, at);
+        for (std::size_t rest = d; rest < dim; ++rest) {
+          for (std::size_t n = 0; n < tile; ++n) {
+            at[n] += query[m * dim + rest] * row[n * dim + rest];
+          }
+        }
+      }
+    }
+    for (std::size_t m = 0; m < tile && r < count; ++m) {
+      project(query + m * dim, rows + r * dim, dim, count - r, out + (q + m) * count + r);
+    }
+  }
+  for (; q < queries; ++q) project(q16 + q * dim, rows, dim, count, out + q * count);
+}
+
 constexpr std::size_t kProjectRows = 4;
 constexpr std::size_t kProjectVectors = 2;
 // Vectors that meet a few rows before the next rows come: both stay in the nearest cache.
@@ -236,6 +286,7 @@ const Kernels* avx512_kernels() {
   static const Kernels table{"avx512",      dot_code4,     dot_code2,    dot_code8_avx2,
                              dot_f32,       l2_f32_avx2,   dot_f16_avx2, l2_f16_avx2,
                              hadamard_avx2, max_abs_avx2, round_query_avx2, project,
+                             project_many,
                              encode_avx512::encode_planes, encode_avx512::encode_cells,
                              encode_avx512::squared_length, project_f32};
   static const bool usable =

@@ -94,6 +94,7 @@ const Kernels* neon_kernels() {
                              portable_kernels().max_abs,
                              portable_kernels().round_query,
                              portable_kernels().project,
+                             portable_kernels().project_many,
                              portable_kernels().encode_planes,
                              portable_kernels().encode_cells,
                              portable_kernels().squared_length,

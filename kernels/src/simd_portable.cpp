@@ -141,6 +141,11 @@ void project(const std::int16_t* q16, const std::int8_t* rows, std::size_t dim, 
   }
 }
 
+void project_many(const std::int16_t* q16, std::size_t queries, const std::int8_t* rows,
+                  std::size_t dim, std::size_t count, std::int32_t* out) {
+  for (std::size_t q = 0; q < queries; ++q) project(q16 + q * dim, rows, dim, count, out + q * count);
+}
+
 void project_f32(const float* vectors, std::size_t count, const float* rows, std::size_t dim,
                  std::size_t directions, float* out) {
   for (std::size_t n = 0; n < count; ++n) {
@@ -159,6 +164,7 @@ const Kernels& portable_kernels() {
   static const Kernels table{"portable", dot_code4, dot_code2, dot_code8, dot_f32,    l2_f32,
                              dot_f16,    l2_f16,    hadamard,  max_abs,   round_query,
                              project,
+                             project_many,
                              encode_portable::encode_planes,
                              encode_portable::encode_cells,
                              encode_portable::squared_length,

@@ -60,6 +60,16 @@ void compare(const Kernels& table, std::mt19937& rng) {
         table.project(q16.data(), rows.data(), dim, count, found.data());
         CHECK(expected == found);
       }
+      for (std::size_t queries = 0; queries <= 6; ++queries) {
+        std::vector<std::int16_t> many(queries * dim);
+        for (std::size_t i = 0; i < many.size(); ++i) {
+          many[i] = static_cast<std::int16_t>(i < dim ? q16[i] : -q16[i % dim] / static_cast<int>(1 + i / dim));
+        }
+        std::vector<std::int32_t> expected(queries * kRows, -1), found(queries * kRows, -1);
+        reference.project_many(many.data(), queries, rows.data(), dim, kRows, expected.data());
+        table.project_many(many.data(), queries, rows.data(), dim, kRows, found.data());
+        CHECK(expected == found);
+      }
     }
   }
   for (std::size_t dim = 1; dim <= 200; ++dim) {

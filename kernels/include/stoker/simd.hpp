@@ -52,6 +52,9 @@ struct Kernels {
   // most kProjectDims.
   void (*project)(const std::int16_t* q16, const std::int8_t* rows, std::size_t dim,
                   std::size_t count, std::int32_t* out);
+  // out[q * count + r]: the same of many queries; any dim and |q16| whose sums fit 32 bits.
+  void (*project_many)(const std::int16_t* q16, std::size_t queries, const std::int8_t* rows,
+                       std::size_t dim, std::size_t count, std::int32_t* out);
 
   // For coding vectors; but for the last, the same bits everywhere.
   // Both planes of `blocks` * kBlockDims coordinates: cells of v * inverse and what lies inside
