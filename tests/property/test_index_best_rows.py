@@ -90,7 +90,7 @@ def test_parts_find_what_the_whole_does(metric: str) -> None:
 def test_wrong_shapes_are_refused(shape: tuple[int, int]) -> None:
     scores = np.full((2, 4), -np.inf, np.float32)
     queries = np.zeros((2, 8), np.float32)
-    with pytest.raises(ValueError, match="dimension of the rows|shape of the best"):
+    with pytest.raises(ValueError, match=r"dimension of the rows|shape of the best"):
         _core.meet_rows(
             queries,
             np.zeros((5, shape[1]), np.float32),
