@@ -7,6 +7,10 @@ are dropped. A listener that waits for the lock holds up the client's thread, so
 calls the client with the lock in hand. Committing in a synchronous listener raises: ours is
 asynchronous and awaits the commit.
 
+A join goes on between polls, but the client may forget it: one that it began because the topic's
+partitions changed counts as done once the leader has assigned, so that a poll which ends before the
+broker has answered leaves the member without partitions for good. We ask for it again.
+
 Where retention has taken an offset, the client would silently jump: the policy is "none", and we
 reset to the oldest record ourselves, counted and logged once.
 """
@@ -30,6 +34,8 @@ from stoker.service.kafka_options import KafkaOptions
 from stoker.service.streams import RebalanceListener, Record
 
 _FETCH_BYTES: Final = 8 << 20
+# What a poll gives a join at least: an answer that comes between two polls is asked for anew.
+_JOIN_POLL_S: Final = 0.1
 # By name: type checkers bring stubs of an older client, which has no such class.
 _AsyncListener: Any = importlib.import_module("kafka").AsyncConsumerRebalanceListener
 
@@ -126,6 +132,11 @@ class KafkaGroupConsumer(KafkaMember):
 
     def _poll_client(self, max_events: int, timeout_s: float) -> Mapping[Any, Sequence[Any]]:
         self._revoked_in_poll.clear()
+        coordinator = self._client._coordinator
+        if not coordinator.stable():
+            timeout_s = max(timeout_s, _JOIN_POLL_S)
+            if coordinator.rebalance_in_progress():  # an earlier poll has left it unfinished
+                coordinator.request_rejoin()
         try:
             with self._inside_client():
                 polled: Mapping[Any, Sequence[Any]] = self._client.poll(

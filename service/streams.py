@@ -137,6 +137,7 @@ class Consumer(Protocol):
     def poll(self, max_events: int, timeout_s: float) -> list[Record]:
         """Return up to `max_events` records, waiting at most `timeout_s` for the first.
 
+        A member that has not joined its group yet may wait 0.1 s even where `timeout_s` is less.
         Records of one partition come in offset order. An offset that retention has taken is reset
         to the oldest record, counted in `resets` and logged once.
 

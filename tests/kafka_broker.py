@@ -45,10 +45,13 @@ _POM = """<project xmlns="http://maven.apache.org/POM/4.0.0">
 _PROPERTIES = """process.roles=broker,controller
 node.id=1
 controller.quorum.voters=1@127.0.0.1:{controller}
-listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller},SECURE://127.0.0.1:{secure}
-advertised.listeners=PLAINTEXT://127.0.0.1:{port},SECURE://127.0.0.1:{secure}
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller},\\
+  SECURE://127.0.0.1:{secure},BEHIND://127.0.0.1:{behind}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port},SECURE://127.0.0.1:{secure},\\
+  BEHIND://127.0.0.1:{before}
 controller.listener.names=CONTROLLER
-listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SECURE:SASL_SSL
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,\\
+  SECURE:SASL_SSL,BEHIND:PLAINTEXT
 listener.name.secure.sasl.enabled.mechanisms=PLAIN
 listener.name.secure.plain.sasl.jaas.config=\\
   org.apache.kafka.common.security.plain.PlainLoginModule required user_stoker="{password}";
@@ -191,6 +194,8 @@ class ApacheKafka(_Process):
         super().__init__(f"Apache Kafka {KAFKA_VERSION}", folder, free_port(), is_apache=True)
         self.jars = jars
         self.secure_bootstrap = f"127.0.0.1:{free_port()}"
+        # A listener that sends its clients to another port: to whoever listens there in between.
+        self.behind_port, self.before_port = free_port(), free_port()
         certificate = certificate_folder(jars.parent)
         self.ca_file = certificate / "ca.pem"
         self.properties = folder / "server.properties"
@@ -199,6 +204,8 @@ class ApacheKafka(_Process):
                 port=self.port,
                 controller=free_port(),
                 secure=self.secure_bootstrap.rpartition(":")[2],
+                behind=self.behind_port,
+                before=self.before_port,
                 data=folder / "kafka-data",
                 keystore=certificate / "keystore.p12",
                 password=SECURE_PASSWORD,

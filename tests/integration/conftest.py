@@ -28,7 +28,7 @@ def _load(path: Path) -> ModuleType:
     return module
 
 
-for _shared in ("served.py", "topic_corpus.py"):
+for _shared in ("served.py", "slow_broker.py", "topic_corpus.py"):
     _load(Path(__file__).with_name(_shared))
 
 
@@ -65,6 +65,15 @@ def secure_broker(broker: Any) -> Any:
     if not hasattr(broker, "secure_bootstrap"):
         pytest.skip("the cluster that STOKER_TEST_KAFKA names has no listener of ours")
     return broker
+
+
+@pytest.fixture
+def slow_broker(broker: Any) -> Iterator[Any]:
+    """A proxy before the broker that holds back the answers it is told to; see `slow_broker`."""
+    if not hasattr(broker, "behind_port"):
+        pytest.skip("the cluster that STOKER_TEST_KAFKA names has no listener of ours")
+    with sys.modules["slow_broker"].SlowBroker(broker.before_port, broker.behind_port) as slow:
+        yield slow
 
 
 @pytest.fixture

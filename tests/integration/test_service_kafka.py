@@ -16,6 +16,8 @@ from typing import Any
 import orjson
 import pytest
 import structlog
+from kafka import KafkaAdminClient
+from slow_broker import SYNC_GROUP
 
 from stoker.errors import ConfigError
 from stoker.prefetch.events import RESULT_USED, SEARCH_PERFORMED, Event, encode, new_event
@@ -98,12 +100,12 @@ def used(number: int, session: str = "s") -> Event:
     )
 
 
-def read(consumer: Any, count: int, *, wait_s: float = WAIT_S) -> list[Any]:
+def read(consumer: Any, count: int, *, wait_s: float = WAIT_S, poll_s: float = 0.5) -> list[Any]:
     """Poll until `count` records came."""
     end_s = time.monotonic() + wait_s
     records: list[Any] = []
     while len(records) < count and time.monotonic() < end_s:
-        records += consumer.poll(1000, 0.5)
+        records += consumer.poll(1000, poll_s)
     return records
 
 
@@ -169,6 +171,29 @@ def test_a_member_whose_name_another_took_learns_it_for_good(
     after.close()
     with contextlib.suppress(LogUnavailable):
         before.close()
+
+
+@pytest.mark.apache_kafka
+def test_a_join_that_outlasts_many_polls_ends_all_the_same(
+    slow_broker: Any,
+    open_log: Any,
+    topic_name: str,
+    closing: contextlib.ExitStack,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A new member's first join, and the one by which it comes to a partition that was added."""
+    monkeypatch.setattr("stoker.service.kafka_options._METADATA_AGE_MS", 300)
+    log = open_log(bootstrap=slow_broker.bootstrap)
+    log.ensure_topic(TopicSpec(topic_name, partition_count=1))
+    log.append(topic_name, b"k", [b"first"])
+    slow_broker.delay_s[SYNC_GROUP] = 0.5
+    consumer = log.consumer(topic_name, topic_name)
+    closing.callback(consumer.close)
+    assert [record.value for record in read(consumer, 1, poll_s=0.05)] == [b"first"]
+    admin = KafkaAdminClient(bootstrap_servers=slow_broker.bootstrap)
+    closing.callback(admin.close)
+    admin.create_partitions({topic_name: 2})
+    wait_until(lambda: consumer.poll(1, 0.0) == [] and consumer.assignment() == {0, 1})
 
 
 def test_committed_offsets_are_where_the_next_member_starts(open_log: Any, topic_name: str) -> None:
