@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 import stoker.kernels._core as _core
 from stoker.index.equal_rows import row_hashes
-from stoker.index.exact import unit_rows
+from stoker.index.exact import FEW_DIMS, unit_rows, wide_ranks
 from stoker.index.manifest import FILES, Calibration, Manifest
 from stoker.index.segment import Segment
 from stoker.index.settings import IndexSettings
@@ -69,7 +69,8 @@ class Probe:
         queries: float32, shape (nq, dim): those of `KINDS` in turn, then those at random.
         known: How many are of `KINDS`.
         spread: Mean squared distance of the vectors from their centre.
-        scores: float32, shape (nq, k): best scores so far, falling (minus squared distance for l2).
+        scores: Shape (nq, k): best scores so far, falling (minus squared distance for l2, but for
+            what a query's length adds). float32, or float64 where dimensions are few.
         rows: int64, shape (nq, k): the sealed rows that have them.
         hashes: Of the vectors met, in sealed order: equal ones stand for each other.
     """
@@ -77,7 +78,7 @@ class Probe:
     queries: NDArray[np.float32]
     known: int
     spread: float
-    scores: NDArray[np.float32]
+    scores: NDArray[np.floating]
     rows: NDArray[np.int64]
     metric: str
     hashes: list[NDArray[np.uint64]] = dataclasses.field(default_factory=list)
@@ -129,11 +130,12 @@ class Probe:
         if metric == "cosine":
             drawn = unit_rows(drawn)
         k = min(_K, count)
+        dtype = np.float64 if drawn.shape[1] <= FEW_DIMS else np.float32
         return cls(
             queries=np.ascontiguousarray(drawn),
             known=queries,
             spread=float((size.astype(np.float64) ** 2).mean()),
-            scores=np.full((len(drawn), k), -np.inf, np.float32),
+            scores=np.full((len(drawn), k), -np.inf, dtype),
             rows=np.full((len(drawn), k), -1, np.int64),
             metric=metric,
         )
@@ -155,6 +157,9 @@ class Probe:
             run: As `map`.
         """
         self.hashes.append(row_hashes(batch))
+        if batch.shape[1] <= FEW_DIMS:
+            self._meet_few(batch, first_row)
+            return
         bounds = np.linspace(0, len(self.queries), parts + 1).astype(int)
 
         def meet(part: int) -> None:
@@ -170,6 +175,21 @@ class Probe:
 
         for _ in run(meet, range(parts)):
             pass
+
+    def _meet_few(self, batch: NDArray[np.float32], first_row: int) -> None:
+        """The same for few dimensions, by products that tell apart what floats round to one."""
+        ranks = wide_ranks(self.queries, batch, self.metric)
+        if self.metric == "l2":
+            ranks += (self.queries.astype(np.float64) ** 2).sum(axis=1)[:, None]
+        scores = np.concatenate([self.scores, ranks], axis=1)
+        found = np.broadcast_to(np.arange(first_row, first_row + len(batch)), ranks.shape)
+        rows = np.concatenate([self.rows, found], axis=1)
+        k = self.scores.shape[1]
+        best = np.argpartition(-scores, k - 1, axis=1)[:, :k]
+        order = np.argsort(-np.take_along_axis(scores, best, 1), axis=1, kind="stable")
+        best = np.take_along_axis(best, order, 1)
+        self.scores = np.take_along_axis(scores, best, 1)
+        self.rows = np.take_along_axis(rows, best, 1)
 
     def nearness_lows(self, segment: Segment) -> tuple[float, float]:
         """How near at least the known queries lie to their neighbors, and those at random.
@@ -306,7 +326,7 @@ def calibrate(folder: Path, manifest: Manifest, probe: Probe) -> Manifest:
         from_memory = functools.partial(_recall, segment, probe, reading=False)
         _load(segment, "upper")
         upper = from_memory(k)
-        _load(segment, "links", "codes")
+        _load(segment, "links", "vectors" if manifest.walks_vectors else "codes")
         by_code = from_memory(largest)
         _load(segment, "refine")
         refined = from_memory(largest)

@@ -19,6 +19,9 @@ METRICS: Final[tuple[Metric, ...]] = ("ip", "cosine", "l2")
 
 _CELLS_MAX: Final = 1 << 22  # Query-row pairs scored in one step: 16 MiB of scratch.
 _SLACK: Final = 16
+# Up to so many dimensions, products and distances are taken in doubles: the neighbors of a query
+# among many rows have cosines that floats round to one, and so few numbers cost nothing.
+FEW_DIMS: Final = 9
 # Lengths whose square a float holds to its full precision, with room for small coordinates.
 _SQUARE_MIN: Final = 1e-12
 _SQUARE_MAX: Final = 1e18
@@ -103,13 +106,40 @@ def score_pairs(
     return products * inverse_norms(vectors) if metric == "cosine" else products
 
 
-def top(ranks: NDArray[np.float32], k: int) -> NDArray[np.int64]:
+def top(ranks: NDArray[np.floating], k: int) -> NDArray[np.int64]:
     """Return the positions of the ``k`` highest ranks, best first, ties by position."""
     if k < ranks.size:
         chosen = np.sort(np.argpartition(-ranks, k - 1)[:k])
     else:
         chosen = np.arange(ranks.size)
     return chosen[np.argsort(-ranks[chosen], kind="stable")]
+
+
+def wide_ranks(
+    queries: NDArray[np.float32], vectors: NDArray[np.float32], metric: str
+) -> NDArray[np.float64]:
+    """Rank every row for every query in doubles; for few dimensions.
+
+    Args:
+        queries: float32, shape (nq, dim).
+        vectors: float32, shape (n, dim).
+        metric: One of `METRICS`.
+
+    Returns:
+        float64, shape (nq, n), higher is better: inner products, cosines, or squared distances
+        with their sign turned.
+    """
+    asked, rows = queries.astype(np.float64), vectors.astype(np.float64)
+    if metric == "cosine":
+        for side in (asked, rows):
+            lengths = np.linalg.norm(side, axis=1, keepdims=True)
+            side /= np.where(lengths > 0, lengths, 1.0)
+    ranks: NDArray[np.float64] = asked @ rows.T
+    if metric == "l2":
+        ranks *= 2
+        ranks -= np.einsum("ij,ij->i", rows, rows)
+        ranks -= np.einsum("ij,ij->i", asked, asked)[:, None]
+    return ranks
 
 
 def search_exact(
@@ -139,6 +169,11 @@ def search_exact(
     step = max(1, _CELLS_MAX // max(1, count))
     for start in range(0, queries.shape[0], step):
         part = queries[start : start + step]
+        if vectors.shape[1] <= FEW_DIMS:
+            for i, wide in enumerate(wide_ranks(part, vectors, metric), start):
+                rows[i] = best = top(wide, width)
+                scores[i] = np.maximum(-wide[best], 0) if metric == "l2" else wide[best]
+            continue
         if metric == "cosine":
             part = unit_rows(part)
         ranks = part @ vectors.T

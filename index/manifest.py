@@ -182,12 +182,15 @@ class Calibration:
         vectors) in proportion to what demand finds of the kind that makes the difference.
 
         Args:
-            bits: Of the codes that walks compare. Walks on 2-bit codes were measured with
-                everything resident only.
+            bits: Of what walks compare. Walks on 2-bit codes were measured with everything
+                resident only.
             coverage: Kind -> share of what demand looks at that is resident, in [0, 1].
         """
-        if bits != 4 or coverage.get("upper", 1.0) < 1.0:
+        if bits == 2 or coverage.get("upper", 1.0) < 1.0:
             return None
+        if bits > 4:  # Walks on vectors leave nothing to settle.
+            walk = min(coverage.get("links", 0.0), coverage.get("vectors", 0.0))
+            return self.upper_mean + walk * max(self.recall_mean[-1] - self.upper_mean, 0.0)
         walk = min(coverage.get("links", 0.0), coverage.get("codes", 0.0))
         found = self.upper_mean + walk * (self.code_recall - self.upper_mean)
         settled = walk * coverage.get("refine", 0.0)
@@ -237,6 +240,11 @@ class Manifest:
         return BasisLayout(
             self.coarse_directions, self.coarse_wide_blocks, self.coarse_fine, self.coarse_blocks
         )
+
+    @property
+    def walks_vectors(self) -> bool:
+        """Whether a vector is no longer than its second code: walks then compare vectors."""
+        return self.vector_record_bytes <= self.refine_record_bytes
 
     @property
     def has_coarse(self) -> bool:

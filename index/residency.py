@@ -42,8 +42,9 @@ class Residency:
         total_bytes: Bytes of all pages.
         resident_bytes: Bytes of pages in memory.
         budget_bytes: The page pool's budget.
-        navigation_bits: Bits a dimension of the codes that walks compare: 4, or 2 where the budget
-            does not hold the 4-bit ones. The smallest of all segments; 0 without any.
+        navigation_bits: Bits a dimension of what walks compare: codes of 4, or 2 where the budget
+            does not hold the 4-bit ones; vectors of 32 or 16 where they are no longer than a
+            code. The smallest of all segments; 0 without any.
     """
 
     kinds: tuple[KindResidency, ...]

@@ -24,8 +24,6 @@ _RERANK_SHARE: Final = {4: 0.5, 2: 0.75}
 # Its share at least where the target chooses the width. Calibration speaks of the worst kind of
 # query, whose last few hundredths take walks that cost more than the reads that they save.
 RERANK_SHARE_MIN: Final = 0.5
-# Short vectors that one query may read: over a hundred share a page, and neighbors do.
-_SHORT_READS: Final = 512
 # What is lost of what the error model of coarse codes expects: all candidates of a query share a
 # part of their errors, which changes no order. Measured on two sets of 100,000. Codes that end in
 # whole blocks: 0.65 at most. Shorter ones: 0.58 to 0.74 in several runs; those without a basis were
@@ -44,13 +42,12 @@ def plan_search(
     recall_target: float | None,
     normalize: bool,
     whole_blocks: bool,
-    short: bool = False,
 ) -> dict[str, Any]:
     """Work out how searches that ask for this are done, by ``walk``.
 
     Args:
         settings: The room's settings.
-        navigation_bits: Of the codes that walks compare, 4 or 2.
+        navigation_bits: Of what walks compare: codes of 4 or 2, or whole vectors.
         walk: How they walk.
         k: Hits.
         ef: What was asked for, or None.
@@ -58,9 +55,6 @@ def plan_search(
         normalize: Whether queries are taken at unit length.
         whole_blocks: Whether coarse codes end in whole blocks (the manifest's ``coarse_blocks``).
             Shorter ones lose more of what their error model expects.
-        short: Whether a vector is no longer than its second code. Answers are then scored by
-            vectors whatever the target: they cost no more reads, and few dimensions leave codes
-            with little to tell rows apart by.
 
     Returns:
         What the native search takes besides the question.
@@ -72,7 +66,7 @@ def plan_search(
     lost = 1.0
     if navigation_bits == 2:
         lost = _COARSE_LOSS if whole_blocks else _SHORTER_COARSE_LOSS
-    share = _RERANK_SHARE[navigation_bits]
+    share = _RERANK_SHARE.get(navigation_bits, RERANK_SHARE_MIN)
     if navigation_bits == 2 and ef is None:
         # What the walk is seen to leave.
         left = 1.0 - (1.0 - walk.recall.mean) / max(1.0 - target, 1e-9)
@@ -91,12 +85,6 @@ def plan_search(
         "beam": settings.beam,
         "normalize": normalize,
     }
-    if short:
-        options |= {
-            "read_vectors": True,
-            "rerank_target": 0.0,  # Second codes are not read first.
-            "rerank_reads_max": max(settings.rerank_reads_max, _SHORT_READS, 2 * k),
-        }
     if walk.near is not None:
         options |= {
             "near_ef": walk.near.width,

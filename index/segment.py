@@ -176,6 +176,8 @@ class Segment:
             record_bytes=m.vector_record_bytes,
             half=m.vector_dtype == "float16",
         )
+        if m.walks_vectors:
+            layout.set_walk_vectors(unit_rows=m.metric == "cosine")
         return _core.NativeSegment(
             pool=pages.pool,
             layout=layout,
@@ -214,7 +216,7 @@ class Segment:
 
     @property
     def navigation_bits(self) -> int:
-        """Bits a dimension of the codes that walks compare, 4 or 2; 0 in an empty segment."""
+        """Bits a dimension of what walks compare; see `SegmentPages`. 0 in an empty segment."""
         return self._navigation_bits
 
     def _require_open(self) -> SegmentPages | None:
@@ -319,7 +321,6 @@ class Segment:
             recall_target=recall_target,
             normalize=self.manifest.metric == "cosine",
             whole_blocks=self.manifest.coarse_blocks > 0,
-            short=self.manifest.vector_record_bytes <= self.manifest.refine_record_bytes,
         )
         known = KnownSearch(
             walk.width,

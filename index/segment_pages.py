@@ -56,6 +56,8 @@ _STAGES: Final = {
     4: {"upper": 0, "links": 1, "codes": 1, "refine": 2, "vectors": 2},
     2: {"upper": 0, "links": 1, "coarse": 1, "codes": 2, "refine": 2, "vectors": 2},
 }
+# Where walks compare vectors, no search looks at a code.
+_VECTOR_STAGES: Final = {"upper": 0, "links": 1, "vectors": 1}
 _PARTS: Final = {
     4: ("links", "codes", "refine", "vectors"),
     2: ("links", "coarse", "codes", "refine", "vectors"),
@@ -109,7 +111,8 @@ class SegmentPages:
     """The paged files of one segment under one page pool.
 
     Attributes:
-        navigation_bits: Bits a dimension of the codes that walks compare, 4 or 2. With 2, the
+        navigation_bits: Bits a dimension of what walks compare: codes of 4 or 2, or, where a
+            vector is no longer than its code, vectors themselves of 32 or 16. With 2, the
             4-bit codes serve re-ranking alone; with 4, the coarse ones are never read.
         kinds: Kinds of pages in use, in loading order.
         pool: The native page pool.
@@ -148,14 +151,19 @@ class SegmentPages:
                 path=self._files["transform"].path,
             )
         self.navigation_bits = self._choose_bits(memory_bytes, settings)
-        self.kinds = tuple(kind for kind in PAGE_KINDS if kind in _STAGES[self.navigation_bits])
-        self._walked, per_page = (
-            ("codes", m.code_per_page)
-            if self.navigation_bits == 4
-            else ("coarse", m.coarse_per_page)
-        )
-        self._upper_codes = -(-upper_rows // per_page) if upper_rows else 0
-        parts = _PARTS[self.navigation_bits]
+        self._stages = _STAGES.get(self.navigation_bits, _VECTOR_STAGES)
+        self.kinds = tuple(kind for kind in PAGE_KINDS if kind in self._stages)
+        if m.walks_vectors:
+            self._walked = "vectors"
+            self._upper_codes = -(-upper_rows * m.vector_record_bytes // m.page_bytes)
+        else:
+            self._walked, per_page = (
+                ("codes", m.code_per_page)
+                if self.navigation_bits == 4
+                else ("coarse", m.coarse_per_page)
+            )
+            self._upper_codes = -(-upper_rows // per_page) if upper_rows else 0
+        parts = _PARTS.get(self.navigation_bits, _PARTS[4])
         pages = sum(self._files[part].info.page_count for part in parts)
         # What is held beside the pages counts too.
         beside = basis_memory(m.basis, m.dim) if self.navigation_bits == 2 else 0
@@ -192,9 +200,13 @@ class SegmentPages:
     def _choose_bits(self, memory_bytes: int, settings: IndexSettings) -> int:
         """4 bits where the budget holds all of them, or where there are no others; else 2.
 
+        All the bits of a vector where it is no longer than its code.
+
         A walk that misses pages waits for several rounds of reads, one after the other; one on
         coarse codes has nothing to miss and reads once, to re-rank.
         """
+        if self._manifest.walks_vectors:
+            return 8 * self._manifest.vector_record_bytes // self._manifest.dim
         if not self._manifest.has_coarse:
             return 4
         if settings.navigation_bits:
@@ -247,7 +259,7 @@ class SegmentPages:
             batches.append(
                 PageUnits(
                     kind=kind,
-                    stage=_STAGES[self.navigation_bits][kind],
+                    stage=self._stages[kind],
                     units=units,
                     unit_bytes=m.page_bytes,
                     benefit=worth,
@@ -263,7 +275,7 @@ class SegmentPages:
             return np.full(count, total)
         rows = np.flatnonzero(heat)
         weights = heat[rows].astype(np.float64)
-        if kind == "vectors":
+        if kind == "vectors" and kind != self._walked:
             first = rows * m.vector_record_bytes // m.page_bytes
             last = ((rows + 1) * m.vector_record_bytes - 1) // m.page_bytes
             benefit = np.bincount(first, weights, minlength=count).astype(np.float64)
@@ -275,6 +287,7 @@ class SegmentPages:
             "coarse": (m.coarse_per_page, _CODES_PER_ANSWER),
             "codes": (m.code_per_page, _FINE_CODES_PER_ANSWER),
             "refine": (m.refine_per_page, _REFINES_PER_ANSWER),
+            "vectors": (max(m.page_bytes // m.vector_record_bytes, 1), _CODES_PER_ANSWER),
         }[kind]
         skipped, anywhere = 0, _ANYWHERE_RERANK
         if kind == self._walked:

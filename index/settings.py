@@ -33,8 +33,7 @@ class IndexSettings:
         metadata={
             "help": "pages that one query may read to settle its answer; 20 keeps the worst query "
             "under two device round trips. At least two for each hit asked for, and twice as many "
-            "after walks on 2-bit codes. Vectors no longer than their second codes raise it to 512 "
-            "at least: answers are then scored by them, and over a hundred share a page"
+            "after walks on 2-bit codes"
         },
     )
     beam: int = dataclasses.field(
@@ -50,7 +49,9 @@ class IndexSettings:
         metadata={
             "help": "bits a dimension of the codes that walks compare: 4, 2, or 0 to let the "
             "memory budget decide. Walks on 4 bits settle more answers without reading; 2 bits "
-            "halve the codes, so that a budget of a tenth of the index still holds all of them"
+            "halve the codes, so that a budget of a tenth of the index still holds all of them. "
+            "Vectors no longer than a code (9 dimensions of float32) are compared themselves, "
+            "whatever this says"
         },
     )
     search_threads: int = dataclasses.field(

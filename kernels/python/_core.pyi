@@ -177,6 +177,11 @@ class SegmentLayout:
 
     def set_vectors(self, *, store: int, record_bytes: int, half: bool) -> None: ...
 
+    def set_walk_vectors(self, *, unit_rows: bool) -> None:
+        """
+        Navigates on the vectors themselves; `unit_rows` where the measure is the cosine.
+        """
+
 class SearchOptions:
     """How searches of one k, width and recall target are done."""
 

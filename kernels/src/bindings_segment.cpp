@@ -380,7 +380,15 @@ void bind_segment(nb::module_& m) {
           [](SegmentLayout& self, std::uint32_t store, std::uint32_t record_bytes, bool half) {
             self.vectors = {store, record_bytes, half};
           },
-          nb::kw_only(), "store"_a, "record_bytes"_a, "half"_a);
+          nb::kw_only(), "store"_a, "record_bytes"_a, "half"_a)
+      .def(
+          "set_walk_vectors",
+          [](SegmentLayout& self, bool unit_rows) {
+            self.walk_vectors = true;
+            self.unit_rows = unit_rows;
+          },
+          nb::kw_only(), "unit_rows"_a,
+          "Navigates on the vectors themselves; `unit_rows` where the measure is the cosine.");
 
   nb::class_<SearchOptions>(m, "SearchOptions", "How searches of one k, width and recall target are done.")
       .def(

@@ -68,7 +68,8 @@ void Walk::refine(Candidate& candidate, const std::uint8_t* high, const std::uin
           Grade::refined);
 }
 
-void Walk::make_exact(Candidate& candidate, const std::byte* vector) {
+// The distance of a full vector.
+float Walk::distance_to(const std::byte* vector) const {
   const Kernels& k = searcher_.kernels_;
   const float* q = s_.query.original.data();
   const std::size_t dim = layout_.dim;
@@ -76,13 +77,36 @@ void Walk::make_exact(Candidate& candidate, const std::byte* vector) {
     const float d = layout_.vectors.half
                         ? k.l2_f16(q, reinterpret_cast<const std::uint16_t*>(vector), dim)
                         : k.l2_f32(q, reinterpret_cast<const float*>(vector), dim);
-    improve(candidate, d - s_.query.constant, 0, Grade::exact);
-  } else {
-    const float d = layout_.vectors.half
-                        ? k.dot_f16(q, reinterpret_cast<const std::uint16_t*>(vector), dim)
-                        : k.dot_f32(q, reinterpret_cast<const float*>(vector), dim);
-    improve(candidate, -(d - s_.query.constant), 0, Grade::exact);
+    return d - offset_;
   }
+  if (by_vectors_) return static_cast<float>(behind_query(vector));
+  const float d = layout_.vectors.half
+                      ? k.dot_f16(q, reinterpret_cast<const std::uint16_t*>(vector), dim)
+                      : k.dot_f32(q, reinterpret_cast<const float*>(vector), dim);
+  return -(d - offset_);
+}
+
+// By how much a vector's inner product with the query is less than the query's length: nothing for
+// the query itself at unit length. In doubles, since among many rows of few dimensions a query's
+// neighbors have products that floats round to one; and of unit rows, whose lengths are rounded
+// too, by the cosine.
+double Walk::behind_query(const std::byte* vector) const {
+  double product = 0;
+  double length2 = 0;
+  for (std::size_t d = 0; d < layout_.dim; ++d) {
+    float value;
+    if (layout_.vectors.half) {
+      std::uint16_t half;
+      std::memcpy(&half, vector + 2 * d, 2);
+      value = half_to_float(half);
+    } else {
+      std::memcpy(&value, vector + 4 * d, 4);
+    }
+    product += static_cast<double>(s_.query.original[d]) * value;
+    length2 += static_cast<double>(value) * value;
+  }
+  if (layout_.unit_rows && length2 > 0) product /= std::sqrt(length2);
+  return query_length_ - product;
 }
 
 // Inside a ReadGuard. Starts to bring a resident vector to the processor.
@@ -101,36 +125,37 @@ void Walk::prefetch_vector(std::uint32_t row) const {
   }
 }
 
-// Inside a ReadGuard. Takes the best form of the candidate that is resident.
-void Walk::upgrade_resident(Candidate& candidate) {
-  if (candidate.grade == Grade::exact) return;
+// Inside a ReadGuard. A vector in its page, or put together in s_.vector; nullptr where a page of it
+// is absent.
+const std::byte* Walk::resident_vector(std::uint32_t row) {
   const std::size_t page_bytes = vectors_.page_bytes;
   const std::size_t record = layout_.vectors.record_bytes;
-  const std::uint64_t start = static_cast<std::uint64_t>(candidate.row) * record;
+  const std::uint64_t start = static_cast<std::uint64_t>(row) * record;
   const auto first = static_cast<PageNumber>(start / page_bytes);
   const auto last = static_cast<PageNumber>((start + record - 1) / page_bytes);
   const std::size_t offset = start % page_bytes;
-  if (const std::byte* page = vectors_.touch(first)) {
-    if (first == last) {
-      make_exact(candidate, page + offset);
-      return;
-    }
-    s_.vector.resize((record + 3) / 4);
-    auto* out = reinterpret_cast<std::byte*>(s_.vector.data());
-    std::size_t done = page_bytes - offset;
-    std::memcpy(out, page + offset, done);
-    PageNumber next = first + 1;
-    for (; next <= last; ++next) {
-      const std::byte* more = vectors_.touch(next);
-      if (more == nullptr) break;
-      const std::size_t part = std::min(page_bytes, record - done);
-      std::memcpy(out + done, more, part);
-      done += part;
-    }
-    if (next > last) {
-      make_exact(candidate, out);
-      return;
-    }
+  const std::byte* page = vectors_.touch(first);
+  if (page == nullptr || first == last) return page == nullptr ? nullptr : page + offset;
+  s_.vector.resize((record + 3) / 4);
+  auto* out = reinterpret_cast<std::byte*>(s_.vector.data());
+  std::size_t done = page_bytes - offset;
+  std::memcpy(out, page + offset, done);
+  for (PageNumber next = first + 1; next <= last; ++next) {
+    const std::byte* more = vectors_.touch(next);
+    if (more == nullptr) return nullptr;
+    const std::size_t part = std::min(page_bytes, record - done);
+    std::memcpy(out + done, more, part);
+    done += part;
+  }
+  return out;
+}
+
+// Inside a ReadGuard. Takes the best form of the candidate that is resident.
+void Walk::upgrade_resident(Candidate& candidate) {
+  if (candidate.grade == Grade::exact) return;
+  if (const std::byte* vector = resident_vector(candidate.row)) {
+    improve(candidate, distance_to(vector), 0, Grade::exact);
+    return;
   }
   if (candidate.grade == Grade::refined) return;
   const std::byte* low = refine_.touch(layout_.refine.page_of(candidate.row));
@@ -239,56 +264,33 @@ void Walk::read_planes(std::vector<Candidate>& list, std::size_t count, std::siz
 
 // Reads the exact vectors of the members, and of every candidate still in doubt, in one batch.
 void Walk::read_vectors(std::vector<Candidate>& list, std::size_t count, std::size_t k) {
-  const std::size_t page_bytes = vectors_.page_bytes;
-  const std::size_t record = layout_.vectors.record_bytes;
   s_.wanted.clear();
   s_.order.clear();
   for (std::size_t i = 0; i < count; ++i) {
     if (list[i].grade == Grade::exact || (i >= k && s_.doubt[i] <= 1e-3)) continue;
-    const std::uint64_t start = static_cast<std::uint64_t>(list[i].row) * record;
-    const auto first = static_cast<PageNumber>(start / page_bytes);
-    const auto last = static_cast<PageNumber>((start + record - 1) / page_bytes);
-    const std::size_t more = last - first + 1;
     if (s_.order.size() >= params_.rerank_reads_max) break;
     s_.order.push_back(static_cast<std::uint32_t>(i));
-    for (std::size_t p = 0; p < more; ++p) {
-      s_.wanted.push_back({layout_.vectors.store, first + static_cast<PageNumber>(p)});
-    }
+    want_vector(list[i].row);
   }
   if (s_.order.empty()) return;
   const PinnedPages got = pool_.fetch(s_.wanted.data(), s_.wanted.size(), params_.deadline);
   if (got.reads() > 0) ++stats_.rounds;
   stats_.bytes_read += got.bytes_read();
-  stats_.pages_read += got.bytes_read() / page_bytes;
+  stats_.pages_read += got.bytes_read() / vectors_.page_bytes;
   stats_.misses += static_cast<std::uint32_t>(s_.order.size());
-  s_.vector.resize((record + 3) / 4);
+  const auto missed = [this](PageStatus status) {
+    if (status == PageStatus::deadline) {
+      stats_.deadline_hit = true;
+      reading_ = false;
+    } else {
+      ++stats_.damaged;
+    }
+  };
   std::size_t at = 0;
   for (const std::uint32_t i : s_.order) {
-    const std::uint64_t start = static_cast<std::uint64_t>(list[i].row) * record;
-    const auto first = static_cast<PageNumber>(start / page_bytes);
-    const auto last = static_cast<PageNumber>((start + record - 1) / page_bytes);
-    auto* out = reinterpret_cast<std::byte*>(s_.vector.data());
-    std::size_t offset = start % page_bytes;
-    std::size_t done = 0;
-    bool whole = true;
-    for (PageNumber p = first; p <= last; ++p, ++at) {
-      const std::byte* page = got.data(at);
-      if (page == nullptr) {
-        whole = false;
-        if (got.status(at) == PageStatus::deadline) {
-          stats_.deadline_hit = true;
-          reading_ = false;
-        } else {
-          ++stats_.damaged;
-        }
-        continue;
-      }
-      const std::size_t part = std::min(page_bytes - offset, record - done);
-      if (whole) std::memcpy(out + done, page + offset, part);
-      done += part;
-      offset = 0;
+    if (const std::byte* vector = fetched_vector(got, at, list[i].row, missed)) {
+      improve(list[i], distance_to(vector), 0, Grade::exact);
     }
-    if (whole) make_exact(list[i], out);
   }
 }
 
@@ -312,7 +314,7 @@ void Walk::answer(std::uint32_t* rows, float* scores) {
       if (i + kVectorsAhead < count) prefetch_vector(list[i + kVectorsAhead].row);
       upgrade_resident(list[i]);
     }
-    for (std::size_t i = 0; i < count; ++i) stats_.hits += list[i].grade > codes_.grade ? 1 : 0;
+    for (std::size_t i = 0; i < count; ++i) stats_.hits += list[i].grade > grade_ ? 1 : 0;
   }
   std::sort(list.begin(), end(), nearer);
   const double loss_max = (1.0 - static_cast<double>(params_.rerank_target)) *
@@ -324,7 +326,7 @@ void Walk::answer(std::uint32_t* rows, float* scores) {
                        searcher_.credit_.spend(loss / share, params_.mean_loss);
   // What is read moves the border, and may leave others in doubt: hence the second helping.
   for (const Grade grade : {Grade::code, Grade::refined, Grade::refined}) {
-    if (grade <= codes_.grade || loss <= loss_max || let_off || !may_read()) continue;
+    if (grade <= grade_ || loss <= loss_max || let_off || !may_read()) continue;
     read_planes(list, count, k, kLeftByReads * loss_max, grade);
     std::sort(list.begin(), end(), nearer);
     loss = expected_loss(list, count, k);
@@ -345,8 +347,8 @@ void Walk::answer(std::uint32_t* rows, float* scores) {
   for (std::size_t i = 0; i < k; ++i) {
     rows[i] = list[i].row;
     scores[i] = layout_.metric == Metric::l2
-                    ? std::max(0.0f, list[i].distance + s_.query.constant)
-                    : s_.query.constant - list[i].distance;
+                    ? std::max(0.0f, list[i].distance + offset_)
+                    : offset_ - list[i].distance;
     if (list[i].grade == Grade::exact) ++stats_.exact;
     if (list[i].grade == Grade::refined) ++stats_.refined;
   }

@@ -49,6 +49,8 @@ Walk::Walk(Searcher& searcher, Searcher::Scratch& scratch, const SearchParams& p
       pool_(searcher.pool_),
       links_(pool_.view(layout_.links)),
       codes_(layout_, searcher.quantizer_, searcher.kernels_),
+      by_vectors_(layout_.walk_vectors),
+      grade_(by_vectors_ ? Grade::exact : codes_.grade),
       walked_(pool_.view(codes_.records.store)),
       fine_(pool_.view(layout_.codes.store)),
       refine_(pool_.view(layout_.refine.store)),
@@ -70,6 +72,14 @@ QueryStats Walk::run(const float* query, std::uint32_t* rows, float* scores) {
   code_offset_ = codes_.offset(s_.query);
   code_scale_ = codes_.scale(s_.query);
   sigma_factor_ = -dot_factor_ * codes_.error * s_.query.length;
+  offset_ = s_.query.constant;
+  if (by_vectors_) {
+    // Nothing is added to small distances: rows by the thousand may differ by less than it rounds.
+    double length2 = 0;
+    for (const float x : s_.query.original) length2 += static_cast<double>(x) * x;
+    query_length_ = std::sqrt(length2);
+    offset_ = layout_.metric == Metric::l2 ? 0.0f : static_cast<float>(query_length_);
+  }
   s_.visited.resize((layout_.count + 63) / 64, 0);
 
   params_.ef = std::max(params_.ef, params_.k);
@@ -114,10 +124,10 @@ bool Walk::is_near() const {
   const float length = s_.query.length;
   if (layout_.metric == Metric::l2) {
     const float unrelated = length * length + params_.spread;
-    return unrelated - (distance + s_.query.constant) >= params_.near_from * unrelated &&
+    return unrelated - (distance + offset_) >= params_.near_from * unrelated &&
            unrelated > 0;
   }
-  return s_.query.constant - distance >= params_.near_from * length && length > 0;
+  return offset_ - distance >= params_.near_from * length && length > 0;
 }
 
 // Whether the allowed rows that were met hold the nearest ones: among all the rows that lie as near
@@ -323,6 +333,7 @@ void Walk::take_neighbors(const std::uint8_t* record, const LinkLevel& level) {
 // Inside a ReadGuard. Starts to bring the codes of s_.neighbors that are resident to the processor,
 // to be compared; the others go on the list of missing codes.
 void Walk::fetch_codes() {
+  if (by_vectors_) return compare_vectors();
   const RecordStore& codes = codes_.records;
   for (const std::uint32_t row : s_.neighbors) {
     const std::byte* page = walked_.touch(codes.page_of(row));
@@ -335,6 +346,22 @@ void Walk::fetch_codes() {
     prefetch_lines(code, codes.record_bytes);
     s_.pointers.push_back(code);
     s_.pointer_rows.push_back(row);
+  }
+}
+
+// Inside a ReadGuard. What fetch_codes() and compare_codes() do, of vectors: they are short, many to
+// a line of the cache, and compared as they are met.
+void Walk::compare_vectors() {
+  for (const std::uint32_t row : s_.neighbors) {
+    const std::byte* vector = resident_vector(row);
+    if (vector == nullptr) {
+      s_.codes_missing.push_back(row);
+      ++stats_.misses;
+      continue;
+    }
+    ++stats_.hits;
+    if (counting_) ++stats_.evaluated;
+    take(row, distance_to(vector), 0);
   }
 }
 
@@ -358,8 +385,13 @@ inline void Walk::offer(std::uint32_t row, const std::uint8_t* code, std::int32_
   const float length2 = read_f32(code + codes_.bytes + 4);
   const float centred = static_cast<float>(dot) - code_offset_;
   const float product = centred * code_scale_ * correction;
+  take(row, dot_factor_ * product + l2_factor_ * length2, length2);
+}
+
+// Makes a row a candidate if it is near enough. `length2`: its squared length, of a code.
+inline void Walk::take(std::uint32_t row, float distance, float length2) {
   Candidate candidate;
-  candidate.distance = dot_factor_ * product + l2_factor_ * length2;
+  candidate.distance = distance;
   if (!(std::fabs(candidate.distance) < 3.0e38f)) {   // not a number, from a hostile record
     ++stats_.damaged;
     return;
@@ -370,10 +402,10 @@ inline void Walk::offer(std::uint32_t row, const std::uint8_t* code, std::int32_
       !(answers && s_.allowed.takes(candidate.distance))) {
     return;
   }
-  candidate.sigma = sigma_factor_ * std::sqrt(std::max(length2, 0.0f));
+  candidate.sigma = by_vectors_ ? 0 : sigma_factor_ * std::sqrt(std::max(length2, 0.0f));
   candidate.row = row;
   candidate.expanded = false;
-  candidate.grade = codes_.grade;
+  candidate.grade = grade_;
   if (s_.nearest.insert(candidate, kExpandTogether)) prefetch_links(row);
   if (answers) s_.allowed.insert(candidate);
 }
@@ -389,7 +421,11 @@ void Walk::read_missing(const LinkLevel& level) {
     s_.wanted.push_back({layout_.links, level.page_of(row)});
   }
   for (const std::uint32_t row : codes) {
-    s_.wanted.push_back({codes_.records.store, codes_.records.page_of(row)});
+    if (by_vectors_) {
+      want_vector(row);
+    } else {
+      s_.wanted.push_back({codes_.records.store, codes_.records.page_of(row)});
+    }
   }
   const PinnedPages pages = pool_.fetch(s_.wanted.data(), s_.wanted.size(), params_.deadline);
   if (pages.reads() > 0) ++stats_.rounds;
@@ -402,7 +438,14 @@ void Walk::read_missing(const LinkLevel& level) {
     if (status == PageStatus::corrupt || status == PageStatus::io_error) ++stats_.damaged;
     if (status == PageStatus::deadline) stats_.deadline_hit = true;
   };
-  for (std::size_t i = 0; i < codes.size(); ++i) {
+  for (std::size_t i = 0, at = links.size(); i < codes.size(); ++i) {
+    if (by_vectors_) {
+      const std::byte* vector = fetched_vector(pages, at, codes[i], missed);
+      if (vector == nullptr) continue;
+      if (counting_) ++stats_.evaluated;
+      take(codes[i], distance_to(vector), 0);
+      continue;
+    }
     const std::byte* page = pages.data(links.size() + i);
     if (page == nullptr) {
       missed(pages.status(links.size() + i));

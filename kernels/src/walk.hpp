@@ -1,6 +1,7 @@
 // One query's way through a segment: candidates, the walk over a level, the re-rank.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
@@ -167,8 +168,10 @@ class Walk {
   void take_neighbors(const std::uint8_t* record, const LinkLevel& level);
   void fetch_codes();
   void compare_codes();
+  void compare_vectors();
   void prefetch_links(std::uint32_t row) const;
   void offer(std::uint32_t row, const std::uint8_t* code, std::int32_t dot);
+  void take(std::uint32_t row, float distance, float length2);
   void read_missing(const LinkLevel& level);
   std::uint32_t ahead_max(std::size_t ef) const;
   void scan_allowed();
@@ -178,7 +181,13 @@ class Walk {
   void improve(Candidate& candidate, float distance, float sigma, Grade grade);
   void use_code(Candidate& candidate, const std::uint8_t* high);
   void refine(Candidate& candidate, const std::uint8_t* high, const std::uint8_t* low);
-  void make_exact(Candidate& candidate, const std::byte* vector);
+  float distance_to(const std::byte* vector) const;
+  double behind_query(const std::byte* vector) const;
+  const std::byte* resident_vector(std::uint32_t row);
+  void want_vector(std::uint32_t row);
+  template <typename Missed>
+  const std::byte* fetched_vector(const PinnedPages& got, std::size_t& at, std::uint32_t row,
+                                  const Missed& missed);
   void prefetch_vector(std::uint32_t row) const;
   void upgrade_resident(Candidate& candidate);
   double expected_loss(const std::vector<Candidate>& list, std::size_t count, std::size_t k);
@@ -206,6 +215,8 @@ class Walk {
   PagePool& pool_;
   PagePool::View links_;
   WalkCodes codes_;
+  bool by_vectors_;   // what the walk compares are not codes, but vectors
+  Grade grade_;       // of what it compares
   PagePool::View walked_;   // pages of the codes that the walk compares
   PagePool::View fine_;     // pages of 4-bit codes, which second codes need beside them
   PagePool::View refine_;
@@ -218,6 +229,9 @@ class Walk {
   float code_offset_ = 0;    // see WalkCodes
   float code_scale_ = 0;
   float sigma_factor_ = 0;   // deviation of a first plane's estimate over the vector's length
+  // What makes a distance a score: added to it under l2, less it for inner products.
+  float offset_ = 0;
+  double query_length_ = 0;  // where walks compare vectors by inner product
   const LinkLevel* level_ = nullptr;   // that is walked
   bool reading_;
   bool filtered_;
@@ -225,5 +239,39 @@ class Walk {
   bool offering_ = false;   // whether nodes met now may be answers to the filter
   bool roomy_ = false;      // whether the last read found frames idle, and time
 };
+
+// Has the pages of a row's vector read with s_.wanted; fetched_vector() takes as many.
+inline void Walk::want_vector(std::uint32_t row) {
+  const std::size_t record = layout_.vectors.record_bytes;
+  const std::uint64_t start = static_cast<std::uint64_t>(row) * record;
+  const std::uint64_t last = (start + record - 1) / vectors_.page_bytes;
+  for (std::uint64_t page = start / vectors_.page_bytes; page <= last; ++page) {
+    s_.wanted.push_back({layout_.vectors.store, static_cast<PageNumber>(page)});
+  }
+}
+
+// Puts together in s_.vector what was read from `at` on, which moves past it. Calls `missed` with
+// the status of each page that did not come; nullptr where one did not.
+template <typename Missed>
+const std::byte* Walk::fetched_vector(const PinnedPages& got, std::size_t& at, std::uint32_t row,
+                                      const Missed& missed) {
+  const std::size_t record = layout_.vectors.record_bytes;
+  s_.vector.resize((record + 3) / 4);
+  auto* out = reinterpret_cast<std::byte*>(s_.vector.data());
+  std::size_t offset = static_cast<std::uint64_t>(row) * record % vectors_.page_bytes;
+  bool whole = true;
+  for (std::size_t done = 0; done < record; ++at, offset = 0) {
+    const std::byte* page = got.data(at);
+    const std::size_t part = std::min(vectors_.page_bytes - offset, record - done);
+    if (page == nullptr) {
+      whole = false;
+      missed(got.status(at));
+    } else {
+      std::memcpy(out + done, page + offset, part);
+    }
+    done += part;
+  }
+  return whole ? out : nullptr;
+}
 
 }  // namespace stoker

@@ -138,6 +138,11 @@ def _state_facts(path: Path, config: Any) -> dict[str, Any]:
     return facts
 
 
+def _compared(bits: int) -> str:
+    """What walks compare, by its bits a dimension."""
+    return f"vectors of {bits} bits a dimension" if bits > 4 else f"{bits}-bit codes"
+
+
 def _print(facts: dict[str, Any]) -> None:
     from rich import box
     from rich.console import Console
@@ -173,7 +178,7 @@ def _print(facts: dict[str, Any]) -> None:
     budget = facts["memory_bytes"]
     console.print(
         f"with {f'{budget / _MIB:,.1f} MiB of memory' if budget else 'memory for all of it'}, "
-        f"walks compare {facts['navigation_bits']}-bit codes"
+        f"walks compare {_compared(facts['navigation_bits'])}"
     )
     console.print(f"checksums: {facts['checksums']}")
     for name, files in facts["damaged"].items():

@@ -89,6 +89,10 @@ struct SegmentLayout {
   RecordStore refine;
   RecordStore coarse;              // only where walk_coarse says so
   bool walk_coarse = false;        // navigate on 2-bit codes instead of 4-bit ones
+  // Navigate on the vectors themselves: those of few dimensions are no longer than a code, and tell
+  // rows apart that codes do not.
+  bool walk_vectors = false;
+  bool unit_rows = false;          // with walk_vectors: the measure is the cosine
   VectorStore vectors;
   // Standard deviation of the estimate's error over |q||x - centre|, per plane, measured when
   // the segment was sealed.
