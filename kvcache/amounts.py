@@ -1,52 +1,22 @@
 """Amounts, ordinals, dates and times, however they are written: "two dozen", "5th of May", "5 pm".
 
-`spelled_plainly` rewrites the tokens of a text so that one thing has one spelling; `unit_of` says
+`spelled_plainly` rewrites the tokens of a text so that one thing has one spelling; `units` says
 what a unit word is in base units.
 """
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any
+
+from stoker.kvcache.units import unit_of
 
 
 def _words(text: str) -> list[str]:
     return text.split()
 
 
-_UNITS_OURS: dict[str, tuple[str, Fraction]] = {
-    name: (unit, Fraction(factor))
-    for unit, factor, names in (
-        ("percent", 1, "% percent"),
-        ("usd", 1, "$ usd dollar dollars bucks"), ("eur", 1, "€ eur euro euros"),
-        ("gbp", 1, "£ gbp pound pounds quid"), ("jpy", 1, "¥ jpy yen"),
-        ("inr", 1, "₹ inr rupee rupees"),
-        ("cny", 1, "yuan rmb cny"), ("chf", 1, "chf franc francs"),
-        # What pint would read as something else (kb: kilobarn).
-        ("byte", 1, "b byte bytes"), ("byte", 10**3, "kb"), ("byte", 10**6, "mb"),
-        ("byte", 10**9, "gb"), ("byte", 10**12, "tb"), ("byte", 2**10, "kib"),
-        ("byte", 2**20, "mib"), ("byte", 2**30, "gib"), ("byte", 2**40, "tib"),
-        ("", 1000, "k"), ("bit", 1, "bit bits"),
-    )
-    for name in names.split()
-}  # fmt: skip
-# A capital tells these apart: a megabit from a megabyte, a degree from a farad.
-_UNITS_SPELLED = {
-    "Kb": ("bit", Fraction(10**3)), "Mb": ("bit", Fraction(10**6)), "Gb": ("bit", Fraction(10**9)),
-}  # fmt: skip
-_PINT_NAMES = {
-    "F": "degF", "C": "degC", "°F": "degF", "°C": "degC", "wk": "week", "wks": "week",
-    "mos": "month", "min": "minute", "sec": "second",
-}  # fmt: skip
-# Words after a number that pint takes for units ("5 in each", "2 a day") but rarely are.
-_UNITS_NEVER = frozenset(_words(
-    "a an are as at in is it to of on or and the do be by per me my us we u t h i if for so "
-    "days_ago nor no not than then times time st nd rd th am pm hi can may will has had did "
-    "all any our your his her its about some get got use help"
-))  # fmt: skip
 _MONTH_NAMES = (
     "jan january", "feb february", "mar march", "apr april", "may", "jun june", "jul july",
     "aug august", "sep sept september", "oct october", "nov november", "dec december",
@@ -106,64 +76,6 @@ _REWRITTEN = frozenset((
 ))  # fmt: skip
 ORDINAL_TOKEN = re.compile(r"^(-?\d{1,300})th$")
 DATE_TOKEN = re.compile(r"^(?:m\d\d?-\d\d?|\d\d?:\d\d)$")
-
-_UNITS_KNOWN: dict[str, tuple[str, Fraction, Fraction]] = {}
-_UNITS_KNOWN_MAX = 2048
-
-
-@functools.cache
-def _registry() -> Any:
-    import pint  # 0.2 s to load: only once a question holds a unit that we do not list
-
-    return pint.UnitRegistry(cache_folder=None)
-
-
-def unit_of(word: str) -> tuple[str, Fraction, Fraction] | None:
-    """Return (base unit, factor, offset) of a unit word, or None where it is none.
-
-    Money, bytes and percent are ours; the rest is what ``pint`` knows ("km", "minutes", "°C").
-    """
-    lowered = word.casefold()
-    ours = _UNITS_SPELLED.get(word) or _UNITS_OURS.get(lowered)
-    if ours is not None:
-        return ours[0], ours[1], Fraction(0)
-    # Letters only: pint would evaluate anything else as an expression.
-    if lowered in _UNITS_NEVER or not word.strip("°").isalpha() or len(word) > 24:
-        return None
-    if lowered in MONTHS:
-        return None
-    # Only words that are units are remembered: they are no secret of whoever used them.
-    known = _UNITS_KNOWN.get(word)
-    if known is None:
-        known = _ask_pint(word)
-        if known is not None and len(_UNITS_KNOWN) < _UNITS_KNOWN_MAX:
-            _UNITS_KNOWN[word] = known
-    return known
-
-
-def _ask_pint(word: str) -> tuple[str, Fraction, Fraction] | None:
-    import pint
-
-    registry = _registry()
-    # The plural is pint's business; a capital is not ours to keep where lower case is a unit too.
-    named = _PINT_NAMES.get(word) or _PINT_NAMES.get(word.casefold(), word)
-    for spelling in dict.fromkeys((named, word.casefold())):
-        # A quarter of what it takes to learn it from the error: a text may hold hundreds of words
-        # after numbers, and those that are no units are asked for anew each time.
-        if spelling.isalpha() and not registry.parse_unit_name(spelling):
-            continue
-        try:
-            unit = registry.parse_units(spelling)
-            zero = registry.Quantity(0.0, unit).to_base_units()
-            one = registry.Quantity(1.0, unit).to_base_units()
-        except (pint.PintError, AttributeError, ValueError, TypeError, ArithmeticError):
-            continue
-        if unit.dimensionless:
-            return None
-        offset = Fraction(zero.magnitude).limit_denominator(10**6)
-        factor = Fraction(one.magnitude - zero.magnitude).limit_denominator(10**12)
-        return str(one.units), factor, offset
-    return None
 
 
 def spelled_plainly(tokens: Sequence[str]) -> list[str]:
@@ -290,10 +202,17 @@ def _value_at(tokens: Sequence[str], place: int) -> tuple[Fraction | None, int]:
 
 
 def number_text(value: Fraction) -> str:
-    """Return a number as digits: whole where it is whole or too large to tell, else 6 decimals."""
+    """Return a number as digits: whole where it is whole or too large to tell, else 10 decimals."""
     if value.denominator == 1 or abs(value) >= 10**15:
         return str(round(value))
-    return f"{float(value):.6f}".rstrip("0").removesuffix(".")
+    return f"{float(value):.10f}".rstrip("0").removesuffix(".")
+
+
+def amount_text(value: Fraction, unit: str) -> str:
+    """Return an amount as text; two that differ have two texts."""
+    whole = value.denominator == 1 or abs(value) >= 10**15
+    number = str(round(value)) if whole else f"{float(value):.10g}"
+    return f"{number} {unit}" if unit else number
 
 
 def _other_at(tokens: Sequence[str], place: int) -> tuple[list[str], int] | None:

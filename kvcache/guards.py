@@ -10,7 +10,7 @@ import dataclasses
 import enum
 from collections import Counter
 
-from stoker.kvcache.amounts import number_text
+from stoker.kvcache.amounts import amount_text
 from stoker.kvcache.opposites import denial_of, loose_of, opposites_of, turned_of
 from stoker.kvcache.question import COMPARISONS, ORDINAL, STOPWORDS, Question, stem_of
 
@@ -36,8 +36,13 @@ class Guard(enum.StrEnum):
     EVIDENCE = "evidence"
 
 
+_DENIALS_MAX = 16
+_READINGS_MAX = 32
+
 OPPOSITES = opposites_of(stem_of)
 _LOOSE = loose_of(stem_of)
+# Nobody chooses between these: "by mistake" is "by accident".
+_UNMEANT = frozenset(map(stem_of, ("mistake", "accident", "error", "chance")))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -70,24 +75,40 @@ def negation_conflict(asked: Question, earlier: Question) -> Conflict | None:
     """
     if len(asked.negations) != len(earlier.negations):
         more, less = sorted((asked, earlier), key=lambda q: -len(q.negations))
-        extra = set(more.negations) - set(less.negations)
+        extra = {one.word for one in more.negations} - {one.word for one in less.negations}
         denied = {word for word in extra if word and word in less.word_set}
         if denied or _wording_is_close(asked, earlier):
-            return Conflict(Guard.NEGATION, " ".join(asked.negations), " ".join(earlier.negations))
+            return Conflict(Guard.NEGATION, _denied_text(asked), _denied_text(earlier))
         return None
-    for one, other in zip(asked.negations, earlier.negations, strict=True):
-        moved = one != other and one in earlier.word_set and other in asked.word_set
-        if moved and one and other:
-            return Conflict(Guard.NEGATION, one, other)
+    unlike, others = [], list(earlier.negations)
+    for place, one in enumerate(asked.negations):
+        # Long texts deny a hundred things: each then looks among the nearest.
+        near = others[max(0, place - _DENIALS_MAX) :][: 2 * _DENIALS_MAX]
+        like = next((other for other in near if one.is_like(other)), None)
+        if like is None:
+            unlike.append(one)
+        else:
+            others.remove(like)
+    for one, other in zip(unlike, others, strict=True):
+        if one.word in earlier.word_set and other.word in asked.word_set:
+            return Conflict(Guard.NEGATION, one.word, other.word)
     return None
+
+
+def _denied_text(question: Question) -> str:
+    return " ".join(denial.word for denial in question.negations)
 
 
 def antonym_conflict(asked: Question, earlier: Question) -> Conflict | None:
     """Refuse where one says a word and the other what cannot be meant with it.
 
     Its opposite ("enable", "disable"), another of its class ("north", "west"; "he", "she"), or
-    itself with another prefix ("valid", "invalid"; "prewar", "postwar").
+    itself with another prefix ("valid", "invalid"; "prewar", "postwar"). Where all else is the
+    same, also what it goes by: "sort by date", "sort by name".
     """
+    gone_by = _gone_by_others(asked, earlier)
+    if gone_by is not None:
+        return gone_by
     only_asked = set(asked.stems - earlier.stems)
     only_earlier = set(earlier.stems - asked.stems)
     # "in" and "out" stand in any two long texts; they are opposites where the rest is the same.
@@ -105,10 +126,27 @@ def antonym_conflict(asked: Question, earlier: Question) -> Conflict | None:
     return None
 
 
+def _gone_by_others(asked: Question, earlier: Question) -> Conflict | None:
+    """Refuse where only what it goes by differs, in all of its words.
+
+    Of other prepositions' objects this is not held: "with a cheque" and "with a check", "to your
+    funds" and "to your money" are the same as often as not.
+    """
+    one, other = set(asked.words) - set(earlier.words), set(earlier.words) - set(asked.words)
+    if not one or not other or (asked.goes_by | earlier.goes_by) <= _UNMEANT:
+        return None
+    if one == asked.goes_by and other == earlier.goes_by:
+        return Conflict(
+            Guard.ANTONYM, "by " + " ".join(sorted(one)), "by " + " ".join(sorted(other))
+        )
+    return None
+
+
 def number_conflict(asked: Question, earlier: Question) -> Conflict | None:
     """Refuse where the amounts differ once both are in base units (5 km is 5000 m).
 
-    An ordinal that only one has ("my first card") counts where the wording is close.
+    An ordinal that only one has ("my first card") counts where the wording is close. A unit of
+    several meanings is what the other question makes of it: 6 pounds are 6 lbs, and are £6.
     """
     amounts = [[pair for pair in q.amounts if pair[1] != ORDINAL] for q in (asked, earlier)]
     if amounts[0] == amounts[1]:
@@ -119,6 +157,8 @@ def number_conflict(asked: Question, earlier: Question) -> Conflict | None:
         if either:
             return Conflict(Guard.NUMBER, _amounts_text(asked), _amounts_text(earlier))
         return None
+    if _may_be_the_same(asked, earlier):
+        return None
     values = [Counter(value for value, _ in q) for q in amounts]
     units = [Counter(unit for _, unit in q) for q in amounts]
     guard = Guard.UNIT if values[0] == values[1] or units[0] != units[1] else Guard.NUMBER
@@ -127,8 +167,25 @@ def number_conflict(asked: Question, earlier: Question) -> Conflict | None:
     return Conflict(guard, _amounts_text(asked), _amounts_text(earlier))
 
 
+def _may_be_the_same(asked: Question, earlier: Question) -> bool:
+    """Return whether each amount has one of its own in the other that it may stand for."""
+    one, other = Counter(asked.readings), Counter(earlier.readings)
+    if one.total() != other.total():
+        return False
+    # What is the same as it stands is taken first. Of the rest each takes what fits, if anything.
+    rest, others = list((one - other).elements()), list((other - one).elements())
+    if len(rest) > _READINGS_MAX:
+        return False
+    for found in rest:
+        fitting = next((there for there in others if not set(there).isdisjoint(found)), None)
+        if fitting is None:
+            return False
+        others.remove(fitting)
+    return True
+
+
 def _amounts_text(question: Question) -> str:
-    return ", ".join(f"{number_text(value)} {unit}".strip() for value, unit in question.amounts)
+    return ", ".join(amount_text(value, unit) for value, unit in question.amounts)
 
 
 def date_conflict(asked: Question, earlier: Question) -> Conflict | None:

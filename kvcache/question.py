@@ -18,34 +18,17 @@ from stoker.kvcache.amounts import (
     MONTHS,
     ORDINAL_TOKEN,
     ORDINALS,
-    number_text,
+    amount_text,
     spelled_plainly,
-    unit_of,
 )
+from stoker.kvcache.denials import AUXILIARIES, Denial, denials_of, is_negation, is_restriction
+from stoker.kvcache.units import plain_word, readings_of, rounded, unit_of
 
 
 def _set_of(words: str) -> frozenset[str]:
     return frozenset(words.split())
 
 
-NEGATIONS = _set_of(
-    "not no never none nobody nothing neither nor without cannot cant dont doesnt didnt wont "
-    "isnt arent wasnt werent havent hasnt hadnt shouldnt wouldnt couldnt aint unable except "
-    "nicht nichts kein keine keinen keiner keinem nie niemals ohne ne pas jamais sans aucun aucune "
-    "rien sin nunca jamás ningún ninguna nada tampoco senza non nessun nessuno mai niente nao não "
-    "sem nem nenhum nenhuma niet geen zonder nooit inte ikke ej utan uden uten aldrig aldri nie "
-    "bez nigdy nu fără nem nincs ei ilman değil yok không chưa tidak bukan tanpa jangan не нет "
-    "нельзя ни без никогда δεν δε μην όχι χωρίς لا ليس لم لن غير بدون دون לא אין בלי ללא "
-    "नहीं मत बिना 不 没 沒 無 无 勿 ない ません なし なく 안 못 않는 없이 없는 ไม่"
-)
-# What holds for some and not for the rest: as telling as a negation where only one says it.
-_RESTRICTIONS = _set_of(
-    "only solely exclusively merely unless besides instead hardly barely scarcely rarely seldom"
-)
-# Deeds that are denied: "fails to load", "lack of sleep".
-_DENIED_DEEDS = _set_of(
-    "fail fails failed failing refuse refuses refused refusing lack lacks lacking absence unwilling"
-)
 # Words that carry no topic. Kept small: a word missing here only makes a guard stricter.
 STOPWORDS = _set_of(
     "a an the this that these those it its is are was were be been being am do does did done "
@@ -101,12 +84,22 @@ _IDENTIFIER = re.compile(
 _ABBREVIATED = re.compile(r"^(?:[A-Za-z]\.)+[A-Za-z]\b")
 # Letters that stand for themselves ("vitamin c", "plan b"); the others are words somewhere.
 _LETTERS_ALONE = frozenset("bcfghjklpqvx")
+# Of those, what may stand for itself by its place ("vitamin a", "replace a with b"). What is left
+# of contractions ("what s"), of chat ("r u"), or joins words in other languages does not.
+_LETTERS_PLACED = frozenset("adeiwz")
+_AFTER_THINGS = _set_of(
+    "with by to from for into in on at of and or nor than then is are as if vs versus minus plus "
+    "times over under between"
+)
 COMPARISONS = frozenset(("<", ">", "=", "≤", "≥", "≠", "<=", ">=", "==", "!=", "<>"))
 _OPERATORS = COMPARISONS | frozenset("+-*/^~±×÷")
 _SPACE = re.compile(r"\s+")
 _BEING = _set_of("is are was were be been being get got gets")
 _ASKING = _set_of("what which who whom whose when where why how")
 _ROLE_WORDS = _set_of("from to into onto than before after by over under between via")
+
+
+Amount = tuple[Fraction, str]  # in the base unit, and that
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -120,13 +113,16 @@ class Question:
         words: Content words in order, casefolded, plural endings dropped.
         word_set: The same as a set, with every token casefolded: for "is it mentioned at all".
         stems: ``word_set`` without common endings.
-        negations: Count of negations, with the content word that each one governs.
+        negations: Each negation with what it denies, in order.
         amounts: (value in base unit, unit), sorted.
+        readings: What each of ``amounts`` may stand for as well, itself first: pounds are money or
+            a weight.
         dates: Dates, months, weekdays, relative days, sorted.
         versions: Version numbers, sorted; decimals without a unit, too: 3.1 is not 3.10.
         names: Names and identifiers, casefolded.
         symbols: Operators and pictures ("<", "+", a smile), in order.
         roles: Preposition -> content word that follows it: who to whom, from where to where.
+        goes_by: What it goes by: a criterion, a means, who did it ("sort by date", "pay by card").
         done_by: Who did it, where a passive says so ("was killed by Booth"); empty elsewhere.
         asks: The first question word ("how", "when"); empty where there is none.
         language: Guessed language or script; empty when the text is too short to say.
@@ -138,13 +134,15 @@ class Question:
     words: tuple[str, ...]
     word_set: frozenset[str]
     stems: frozenset[str]
-    negations: tuple[str, ...]
-    amounts: tuple[tuple[Fraction, str], ...]
+    negations: tuple[Denial, ...]
+    amounts: tuple[Amount, ...]
+    readings: tuple[tuple[Amount, ...], ...]
     dates: tuple[str, ...]
     versions: tuple[str, ...]
     names: frozenset[str]
     symbols: tuple[str, ...]
     roles: tuple[tuple[str, str], ...]
+    goes_by: frozenset[str]
     done_by: str
     asks: str
     language: str
@@ -198,28 +196,17 @@ def _is_unit(word: str) -> bool:
     return (len(word) == 1 or word.casefold() not in STOPWORDS) and unit_of(word) is not None
 
 
-def _amount_of(
-    sign: str, digits: str, unit_word: str, *, minus: bool
-) -> tuple[Fraction, str] | None:
+def _amounts_of(sign: str, digits: str, unit_word: str, *, minus: bool) -> tuple[Amount, ...]:
+    """Return what a number and a unit may stand for, the likeliest first; () for neither."""
     if len(digits) > DIGITS_MAX:
-        return None
+        return ()
     value = Fraction(digits.replace(",", "")) * (-1 if minus else 1)
     word = sign or unit_word
     if not word:
-        return value, ""
-    unit = unit_of(word)
-    if unit is None:
-        return None
-    name, factor, offset = unit
-    return (value * factor + offset).limit_denominator(10**6), name
-
-
-def _shown(amount: tuple[Fraction, str]) -> str:
-    value, unit = amount
-    number = (
-        number_text(value) if value.denominator == 1 or abs(value) > 10**15 else f"{float(value):g}"
+        return ((value, ""),)
+    return tuple(
+        (rounded(value * factor + offset), name) for name, factor, offset in readings_of(word)
     )
-    return f"{number} {unit}" if unit else number
 
 
 def _date_of(token: str) -> str:
@@ -242,6 +229,26 @@ def _is_name(token: str, *, starts_sentence: bool, all_capitals: bool) -> bool:
     if len(token) > 1 and token.isupper() and token.isalpha():
         return True
     return token[:1].isupper() and not starts_sentence
+
+
+def _is_letter(lowered: list[str], place: int, *, among_letters: bool) -> bool:
+    """Return whether a lone letter that is a word elsewhere stands for itself, by its place.
+
+    What follows an article is a thing; what follows "a" in "replace a with b" is not.
+    """
+    low = lowered[place]
+    if low not in _LETTERS_PLACED:
+        return False
+    before = lowered[place - 1] if place else ""
+    after = lowered[place + 1] if place + 1 < len(lowered) else ""
+    ends_thing = not after.isalnum() or after in _AFTER_THINGS
+    if low == "a":  # "is a smaller than b"
+        return ends_thing or (among_letters and before in AUXILIARIES)
+    if low == "i":  # "can i with this card"
+        return ends_thing and among_letters
+    if not before or before in STOPWORDS:  # "i d like"
+        return False
+    return ends_thing or low != "w"  # "vitamin d deficiency"; "pizza w cheese"
 
 
 def _name_of(token: str, low: str) -> str:
@@ -281,12 +288,13 @@ def read_question(text: str) -> Question:
     tokens = spelled_plainly(_TOKEN.findall(plain))
     lowered = [token.casefold() for token in tokens]
     letters = [character for character in plain if character.isalpha()]
+    among_letters = not _LETTERS_ALONE.isdisjoint(lowered)
     all_capitals = len(letters) > 3 and all(character.isupper() for character in letters)
 
     normal: list[str] = []
     words: list[str] = []
     negations: list[int] = []
-    amounts: list[tuple[Fraction, str]] = []
+    amounts: list[tuple[Amount, ...]] = []
     dates: list[str] = []
     versions: list[str] = []
     names: set[str] = set()
@@ -294,12 +302,17 @@ def read_question(text: str) -> Question:
     units_at: set[int] = set()
     roles: list[tuple[str, str]] = []
     role_open: str | None = None
+    goes_by: list[str] = []
+    by_open = False
     starts_sentence = True
+    counts: list[int] = []  # content words before each token
     for position, (token, low) in enumerate(zip(tokens, lowered, strict=True)):
+        counts.append(len(words))
         if position in units_at:
             continue
         if not any(character.isalnum() for character in token) and token not in "$€£%":
             starts_sentence = starts_sentence or token in ".?!:"
+            by_open = False
             # Between two things: a sign at the end is punctuation.
             if position + 1 == len(tokens) and token in _OPERATORS:
                 continue
@@ -320,7 +333,7 @@ def read_question(text: str) -> Question:
             versions.append(low.removeprefix("v"))
             content = versions[-1]
         elif spelled and (ordinal := ORDINAL_TOKEN.match(low)):
-            amounts.append((Fraction(ordinal[1]), ORDINAL))
+            amounts.append(((Fraction(ordinal[1]), ORDINAL),))
             content = low
         elif spelled and (match := _AMOUNT.match(token)):
             minus, sign, digits, attached = match.groups()
@@ -333,24 +346,24 @@ def read_question(text: str) -> Question:
             if "." in digits and not sign and not attached:  # 3.1 is not 3.10
                 versions.append(minus + digits)
                 content = versions[-1]
-            elif (amount := _amount_of(sign, digits, attached, minus=bool(minus))) is None:
+            elif not (found := _amounts_of(sign, digits, attached, minus=bool(minus))):
                 names.add(low)  # "2x", or too long: an identifier
                 content = low
             else:
-                amounts.append(amount)
-                content = _shown(amount)
+                amounts.append(found)
+                content = amount_text(*found[0])
+                if unchosen := plain_word(sign or attached):  # "6 pounds" are not yet money
+                    value = Fraction(digits.replace(",", ""))
+                    content = amount_text(-value if minus else value, unchosen)
         elif low in ORDINALS:
-            amounts.append((Fraction(ORDINALS[low]), ORDINAL))
+            amounts.append(((Fraction(ORDINALS[low]), ORDINAL),))
             content = f"{ORDINALS[low]}th"
-        elif bare in NEGATIONS or bare in _RESTRICTIONS or (bare.endswith("nt") and "'" in low) or (
-            bare in _DENIED_DEEDS and following.casefold() in ("to", "of")
-        ):  # fmt: skip
-            denied = bare not in _RESTRICTIONS and bare not in _DENIED_DEEDS
-            normal.append("not" if denied else low)
+        elif is_negation(low) or is_restriction(bare, following.casefold()):
+            normal.append(low if is_restriction(bare, following.casefold()) else "not")
             before = lowered[position - 1] if position else ""
             asks_either = before == following.casefold() and len(before) == 1  # "能不能": can one
             if not asks_either and not _is_idiom(low, before=before, after=following.casefold()):
-                negations.append(len(words))
+                negations.append(position)
             starts_sentence = False
             continue
         elif low in _RELATIVE_DAYS or low.removesuffix("s") in _WEEKDAYS:
@@ -361,6 +374,9 @@ def read_question(text: str) -> Question:
         ):
             dates.append(f"m{MONTHS[low]}")
             content = low
+        letter = not content and _is_letter(lowered, position, among_letters=among_letters)
+        if letter:
+            names.add(low)
         if not content:
             content = low
             if low.partition("'")[0] not in STOPWORDS and _is_name(
@@ -371,10 +387,14 @@ def read_question(text: str) -> Question:
         starts_sentence = False
         if low in _ROLE_WORDS:
             role_open = low
+        if low in _AFTER_THINGS:
+            by_open = low == "by"
         contraction = "'" in low and low.partition("'")[0] in STOPWORDS
-        if low not in STOPWORDS and low not in _ROLE_WORDS and not contraction:
+        if letter or (low not in STOPWORDS and low not in _ROLE_WORDS and not contraction):
             word = content if content != low else stem_of(low)
             words.append(word)
+            if by_open and content == low:  # dates and amounts have guards of their own
+                goes_by.append(word)
             if role_open is not None:
                 roles.append((role_open, word))
                 role_open = None
@@ -384,7 +404,7 @@ def read_question(text: str) -> Question:
         said.update(low.split("-"))
         said.add(low.replace("-", ""))
     word_set = frozenset(said) | frozenset(words) | frozenset(names)
-    governed = tuple(words[index] if index < len(words) else "" for index in negations)
+    counts.append(len(words))
     return Question(
         text=text,
         normal=joined,
@@ -392,13 +412,15 @@ def read_question(text: str) -> Question:
         words=tuple(words),
         word_set=word_set,
         stems=frozenset(map(stem_of, word_set)),
-        negations=governed,
-        amounts=tuple(sorted(amounts)),
+        negations=denials_of(lowered, negations, words, counts),
+        amounts=tuple(found[0] for found in sorted(amounts)),
+        readings=tuple(sorted(amounts)),
         dates=tuple(sorted(dates)),
         versions=tuple(sorted(versions)),
         names=frozenset(names),
         symbols=tuple(symbols),
         roles=tuple(roles),
+        goes_by=frozenset(goes_by),
         done_by=_done_by(lowered, dict(roles)),
         asks=next((word for word in lowered if word in _ASKING), ""),
         language=_language_of(plain, lowered),

@@ -148,6 +148,11 @@ allowed|prohibited
 is it true that it works|is it false that it works
 nonsmoking room|smoking room
 unlimited data|limited data
+sort by date|sort by name
+sort the list by date|sort the list by size
+group orders by country|group orders by city
+contact you by phone|contact you by email
+order by created date|order by name
 distance in miles|distance in kilometers
 temperature in celsius|temperature in fahrenheit
 """,
@@ -205,6 +210,10 @@ prefer tea to coffee|prefer coffee to tea
 replace tabs with spaces|replace spaces with tabs
 subtract 5 from 3|subtract 3 from 5
 divide 6 by 3|divide 3 by 6
+replace a with b|replace b with a
+replace x with y|replace y with x
+swap i for j|swap j for i
+a minus b|b minus a
 ratio of men to women|ratio of women to men
 """,
     Guard.UNIT: """
@@ -243,6 +252,9 @@ model S price|model X price
 gpt-4 price|gpt-3 price
 vitamin b|vitamin c
 vitamin d|vitamin k
+vitamin a|vitamin e
+vitamin d deficiency|vitamin e deficiency
+plan a|plan b
 hepatitis a|hepatitis b
 class a share|class b share
 q1 results|q2 results
@@ -368,6 +380,13 @@ twice|two times
 why won't my card work|why doesn't my card work
 my card is not working|my card isn't working
 my card is not working|my card doesn't work
+sort by date|sort by the date
+sort by creation date|sort by date created
+how can i sort my list by date|sort a list by date
+pay by card|pay with a card
+sent by mistake|sent by accident
+is a card in the mail|is the card in the mail
+can i with a card|can I with the card
 """
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pint
 import pytest
 
-from stoker.kvcache import amounts
-from stoker.kvcache.amounts import unit_of
+from stoker.kvcache import units
 from stoker.kvcache.guards import Guard, first_conflict
 from stoker.kvcache.question import fingerprint_of, read_question
+from stoker.kvcache.units import unit_of
 
 CONFLICTS = [
     ("How do I delete a topic?", "How do I not delete a topic?", Guard.NEGATION),
@@ -96,7 +96,7 @@ def test_words_that_are_no_units(word: str) -> None:
 @pytest.mark.parametrize("word", ["km", "Km", "μm", "°C", "tonnes", "flurb", "Flurb", "rdB", "KWH"])
 def test_a_word_is_a_unit_where_pint_says_so(word: str) -> None:
     """What is looked up first decides as pint's own error would."""
-    registry = amounts._registry()
+    registry = units._registry()
 
     def known(spelling: str) -> bool:
         try:
@@ -111,7 +111,7 @@ def test_a_word_is_a_unit_where_pint_says_so(word: str) -> None:
 def test_a_word_that_is_no_unit_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A text may hold hundreds after numbers; to parse each takes four times as long."""
     parsed: list[str] = []
-    registry = amounts._registry()
+    registry = units._registry()
     monkeypatch.setattr(registry, "parse_units", parsed.append)
     read_question(" ".join(f"{number} flurb{chr(97 + number)}" for number in range(9)))
     assert parsed == []
