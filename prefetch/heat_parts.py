@@ -1,10 +1,10 @@
 """The heat in parts by content key, small enough for records of a log, and whole again.
 
-A part holds the keys whose hash falls to it, with their numbers, counts and edges, and the sessions
-and event ids of the same hash; a head holds what is not any key's, and each part's checksum. Parts
-and head carry the offsets that they stand for, so that whoever joins them goes on reading the
-events from there and ends with the same bytes as one that read everything. PageRank is derived,
-and left out.
+A part holds the keys whose hash falls to it, with their numbers, counts and edges, the sessions of
+the same hash, and a run of the event ids seen; a head holds what is not any key's, and each part's
+checksum. Parts and head carry the offsets that they stand for, so that whoever joins them goes on
+reading the events from there and ends with the same bytes as one that read everything. PageRank is
+derived, and left out.
 """
 
 from __future__ import annotations
@@ -17,16 +17,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.prefetch import heat_state
-from stoker.prefetch.snapshot import DIGEST_BYTES, SnapshotCorrupt, pack, unpack
+from stoker.prefetch.snapshot import DIGEST_BYTES, SnapshotCorrupt, kind_of, pack, unpack
 
 # A million keys of 230 bytes make parts of 0.9 MB.
 PARTS: Final = 256
 
-_HEAD: Final = "heat head 1"
+_HEAD: Final = "heat head 2"
+_HEAD_NAMES: Final = "heat head 1"  # its parts hold ids by name
 _PART: Final = "heat part 1"
 _PER_KEY: Final = ("last", "deleted", "edge_targets", "edge_weights")
 # Of no key, but too large for the head: an equal run of each goes into every part.
-_SPREAD: Final = ("tail", "topics")
+_SPREAD: Final = ("tail", "topics", "seen")
+_SEEN_RUN_BYTES: Final = 1 << 14  # fewer of ids are not cut any smaller
 _DERIVED: Final = ("rank", "tracker_x", "tracker_residual")
 
 Arrays = dict[str, NDArray[Any]]
@@ -34,13 +36,13 @@ Name = tuple[str, str]
 
 
 def split_heat(
-    snapshot: bytes, seen: Sequence[Name], about: Mapping[str, Any]
+    snapshot: bytes, seen: bytes, about: Mapping[str, Any]
 ) -> tuple[bytes, dict[int, bytes]]:
     """Cut a heat graph's snapshot into a head and its parts.
 
     Args:
         snapshot: What `HeatGraph.to_snapshot` gave.
-        seen: (tenant, event id) of the events seen lately, the oldest first.
+        seen: The ids of the events seen lately, in a form of the caller's own.
         about: Plain values that go with it, such as the offsets; `join_heat` gives them back.
 
     Returns:
@@ -54,21 +56,24 @@ def split_heat(
     order = np.argsort(homes, kind="stable")
     edges = np.searchsorted(homes[order], np.arange(PARTS + 1))
     of_sessions = _dealt([(row[0], row[1]) for row in sessions])
-    of_seen = _dealt(seen)
+    runs: dict[str, tuple[NDArray[Any], int]] = {
+        name: (array, PARTS) for name, array in spread.items()
+    }
+    runs["seen"] = np.frombuffer(seen, np.uint8), min(PARTS, 1 + len(seen) // _SEEN_RUN_BYTES)
     parts: dict[int, bytes] = {}
     for part in range(PARTS):
         numbers = order[edges[part] : edges[part + 1]]
         held: Arrays = {name: arrays[name][numbers] for name in _PER_KEY}
         held["numbers"] = numbers
         held["count_parts"] = arrays["count_parts"][:, numbers]
-        for run, array in spread.items():
-            held[run] = array[len(array) * part // PARTS : len(array) * (part + 1) // PARTS]
+        for run, (array, cuts) in runs.items():
+            if part < cuts and len(array):
+                held[run] = array[len(array) * part // cuts : len(array) * (part + 1) // cuts]
         plain = {
             "keys": [keys[number] for number in numbers.tolist()],
             "sessions": [[at, *sessions[at]] for at in of_sessions[part]],
-            "seen": [[at, *seen[at]] for at in of_seen[part]],
         }
-        if spread or any(plain.values()):
+        if any(plain.values()) or not held.keys().isdisjoint(_SPREAD):
             parts[part] = pack(_PART, plain, held)
     whole = {"kind": kind, "values": {**values, "tracked": False}, "key_count": len(keys)}
     digests = {str(part): digest_of(data) for part, data in parts.items()}
@@ -85,7 +90,7 @@ def read_head(head: bytes) -> tuple[dict[str, Any], dict[int, str]]:
     Raises:
         SnapshotCorrupt: it is damaged, or of another version.
     """
-    values, _ = unpack(_HEAD, head)
+    values, _ = _unpack_head(head)
     try:
         digests = {int(part): str(digest) for part, digest in values["digests"].items()}
         about = dict(values["about"])
@@ -94,8 +99,14 @@ def read_head(head: bytes) -> tuple[dict[str, Any], dict[int, str]]:
     return about, digests
 
 
-def join_heat(head: bytes, parts: Mapping[int, bytes]) -> tuple[bytes, list[Name]]:
+def _unpack_head(head: bytes) -> tuple[dict[str, Any], Arrays]:
+    return unpack(_HEAD_NAMES if kind_of(head) == _HEAD_NAMES else _HEAD, head)
+
+
+def join_heat(head: bytes, parts: Mapping[int, bytes]) -> tuple[bytes, bytes | list[Name]]:
     """Return the snapshot and the event ids that `split_heat` was given, PageRank left out.
+
+    Publications of before have the ids by name: (tenant, id), the oldest first.
 
     Raises:
         SnapshotCorrupt: head or part is damaged, missing, of another version, or not of one
@@ -109,8 +120,8 @@ def join_heat(head: bytes, parts: Mapping[int, bytes]) -> tuple[bytes, list[Name
         raise SnapshotCorrupt(f"heat parts do not fit together: {error!r}") from error
 
 
-def _join(head: bytes, parts: Mapping[int, bytes]) -> tuple[bytes, list[Name]]:
-    values, arrays = unpack(_HEAD, head)
+def _join(head: bytes, parts: Mapping[int, bytes]) -> tuple[bytes, bytes | list[Name]]:
+    values, arrays = _unpack_head(head)
     heat = values["heat"]
     count = int(heat["key_count"])
     if not 0 <= count <= sum(map(len, parts.values())):  # each key takes more than a byte
@@ -138,7 +149,8 @@ def _join(head: bytes, parts: Mapping[int, bytes]) -> tuple[bytes, list[Name]]:
         for number, key in zip(numbers.tolist(), plain["keys"], strict=True):
             keys[number] = key
         sessions.update((at, row) for at, *row in plain["sessions"])
-        seen.update((at, (str(tenant), str(name))) for at, tenant, name in plain["seen"])
+        named = plain.get("seen", [])
+        seen.update((at, (str(tenant), str(name))) for at, tenant, name in named)
     if None in keys:
         raise SnapshotCorrupt(f"heat key {keys.index(None)} of {count} is in no part")
     plain = {
@@ -149,8 +161,9 @@ def _join(head: bytes, parts: Mapping[int, bytes]) -> tuple[bytes, list[Name]]:
     for name in _DERIVED:
         arrays[name] = np.empty(0)
     arrays |= {field: np.concatenate(runs) for field, runs in spread.items()}
+    ids = arrays.pop("seen", np.empty(0, np.uint8)).tobytes()
     snapshot = heat_state.write_snapshot(heat["kind"], plain, arrays)
-    return snapshot, [seen[at] for at in sorted(seen)]
+    return snapshot, [seen[at] for at in sorted(seen)] if seen else ids
 
 
 def digest_of(packed: bytes) -> str:

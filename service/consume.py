@@ -1,9 +1,10 @@
 """The one consumer loop: records to events to a sink, and state and offsets saved as one.
 
 The same loop runs live (embedded log or Kafka) and in replay. Per turn: poll, decode the batch,
-drop duplicates, give the events to the sink. Every so many events or seconds: write the dead
-letters that wait, then sink and offsets into one snapshot file, then commit the offsets. The
-snapshot is what counts; the commit only tells the group where another member would go on.
+put out duplicates (`event_ids`), give the events to the sink. Every so many events or seconds:
+write the dead letters that wait, then sink, ids and offsets into one snapshot file, then commit the
+offsets. The snapshot is what counts; the commit only tells the group where another member would go
+on.
 
 After a crash at any point the sink is the last snapshot's, and reading goes on at that snapshot's
 offsets, so each event is in the state once.
@@ -24,10 +25,11 @@ import structlog
 from numpy.typing import NDArray
 
 from stoker.errors import ConfigError, CorruptError
-from stoker.kernels._core import EventBatch, IdWindow
+from stoker.kernels._core import EventBatch
 from stoker.prefetch.event_batch import decode_batch
 from stoker.prefetch.events import EVENT_BYTES_MAX, Event, EventError, decode
 from stoker.service.dead_letters import DeadLetters
+from stoker.service.event_ids import ID_BYTES_MIN, NO_IDS, EventIds, IdsKept
 from stoker.service.snapshot_file import read_snapshot, write_snapshot
 from stoker.service.streams import (
     Consumer,
@@ -90,7 +92,9 @@ class ConsumeOptions:
         poll_s: How long a poll waits for the first record.
         snapshot_events: Events after which a snapshot is written.
         snapshot_s: Seconds after which a snapshot is written, if anything was read.
-        dedup_events: Event ids remembered; a duplicate that comes later than that counts again.
+        dedup_bytes: What remembered event ids may take; 0 remembers none. See `event_ids`.
+        dedup_s: Age by the log's time from which on a duplicate may count again.
+        dedup_seed: Of a new state's fingerprints of ids; None draws one.
         event_bytes_max: Longest event taken; a longer one becomes a dead letter.
         shared: Whether members share one group's work and their states add up. Then a partition
             that comes to this member starts where the group left it. Otherwise it starts where
@@ -102,17 +106,22 @@ class ConsumeOptions:
     poll_s: float = 0.5
     snapshot_events: int = 100_000
     snapshot_s: float = 30.0
-    dedup_events: int = 65_536
+    dedup_bytes: int = 64 << 20
+    dedup_s: float = 86_400.0
+    dedup_seed: int | None = None
     event_bytes_max: int = EVENT_BYTES_MAX
     shared: bool = False
     backoff_s_max: float = 5.0
 
     def __post_init__(self) -> None:
-        for key in ("batch_events_max", "snapshot_events", "snapshot_s", "event_bytes_max"):
+        names = ("batch_events_max", "snapshot_events", "snapshot_s", "event_bytes_max", "dedup_s")
+        for key in names:
             if getattr(self, key) <= 0:
                 raise ConfigError(f"{key}: expected more than 0, found {getattr(self, key)}")
-        if self.dedup_events < 0:
-            raise ConfigError(f"dedup_events: expected 0 or more, found {self.dedup_events}")
+        if self.dedup_bytes and self.dedup_bytes < ID_BYTES_MIN:
+            raise ConfigError(
+                f"dedup_bytes: expected 0, or at least {ID_BYTES_MIN}, found {self.dedup_bytes}"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,6 +132,8 @@ class ConsumeStats:
         records: Records read.
         events: Events applied to the sink.
         duplicates: Events dropped because their id had been seen.
+        false_duplicates: How many of those were none, as far as is to be expected: see `event_ids`.
+        ids: The event ids that are remembered.
         refused: Records that were no events, and became dead letters.
         snapshots: Snapshots written.
         resets: Offsets that retention had taken.
@@ -140,14 +151,16 @@ class ConsumeStats:
     resets: int
     lag: int
     lag_age_s: float
+    false_duplicates: float = 0.0
+    ids: IdsKept = NO_IDS
 
 
 class ConsumeLoop:
     """One consumer of one topic with its sink. Owned by one thread; `stats` may be read by others.
 
     Invariant: while `_whole`, the sink holds exactly the events below `_offsets`, per partition,
-    each id once (within the window of ids). A sink that raised in the middle of a batch is not
-    whole, and nothing of it is saved any more: a new loop goes on from the last snapshot.
+    each id once (within the bounds of `event_ids`). A sink that raised in the middle of a batch is
+    not whole, and nothing of it is saved any more: a new loop goes on from the last snapshot.
     """
 
     def __init__(
@@ -186,7 +199,11 @@ class ConsumeLoop:
         self._consumer: Consumer | None = None
         self._offsets: dict[int, int] = {}
         self._held: set[int] = set()
-        self._seen = IdWindow()
+        self._seen = EventIds(
+            bytes_max=self._options.dedup_bytes,
+            age_s_max=self._options.dedup_s,
+            seed=self._options.dedup_seed,
+        )
         self._records = self._events = self._duplicates = self._refused = self._snapshots = 0
         self._unsaved = 0
         self._save_failed = False
@@ -311,6 +328,8 @@ class ConsumeLoop:
             resets=self._consumer.resets if self._consumer is not None else 0,
             lag=lag,
             lag_age_s=age_s,
+            false_duplicates=self._seen.false_expected,
+            ids=self._seen.kept(),
         )
 
     @property
@@ -395,19 +414,16 @@ class ConsumeLoop:
         )
         for row, error in refused:
             self._refuse(records[row], error)
-        if self._options.dedup_events:
-            # Per tenant: nobody can suppress another tenant's event by guessing its id.
-            self._duplicates += self._seen.pass_rows(batch, self._options.dedup_events)
+        arrived_s = np.fromiter((record.time_s for record in records), np.float64, len(records))
+        self._duplicates += self._seen.pass_rows(batch, arrived_s)
         count = batch.ready_count
         if count:
-            arrived_s = np.fromiter((record.time_s for record in records), np.float64, len(records))
             sink.apply_batch(batch, arrived_s=arrived_s)
         return count
 
     def _apply_events(self, records: Sequence[Record]) -> int:
         events: list[Event] = []
         arrived_s: list[float] = []
-        dedup = self._options.dedup_events
         for record in records:
             if record.value is None:
                 continue
@@ -416,7 +432,7 @@ class ConsumeLoop:
             except EventError as error:
                 self._refuse(record, error)
                 continue
-            if dedup and not self._seen.add(event.tenant, event.id, dedup):
+            if not self._seen.add(event.tenant, event.id, record.time_s):
                 self._duplicates += 1
                 continue
             events.append(event)
@@ -441,7 +457,7 @@ class ConsumeLoop:
                 "topic": self._topic,
                 "group": self._group,
                 "offsets": [[p, at] for p, at in sorted(self._offsets.items())],
-                "seen": self._seen.items(),
+                "seen": self._seen.to_bytes(),
                 "time_s": self._clock(),
             }
             try:
@@ -475,7 +491,8 @@ class ConsumeLoop:
                     f"{header.get('topic')}; give each topic its own file"
                 )
             sink = open_sink(body)
-            offsets, seen, time_s = _read_header(path, header)
+            offsets, time_s = _read_header(path, header)
+            self._seen.restore(header.get("seen"))
         except CorruptError as error:
             # Damaged, or written under other settings of the sink: the log has it all.
             aside = path.with_name(path.name + ".damaged")
@@ -483,26 +500,20 @@ class ConsumeLoop:
             log.error("service.snapshot_damaged", reason=str(error), moved_to=str(aside))
             return open_sink(None)
         self._offsets, self._last_time_s = offsets, time_s
-        if self._options.dedup_events:
-            for tenant, event_id in seen:
-                self._seen.add(tenant, event_id, self._options.dedup_events)
         log.info(
             "service.snapshot_restored", file=str(path), bytes=len(body), offsets=self._offsets
         )
         return sink
 
 
-def _read_header(
-    path: Path, header: Mapping[str, Any]
-) -> tuple[dict[int, int], list[tuple[str, str]], float]:
-    """Return a snapshot's offsets, the event ids seen, and when it was written.
+def _read_header(path: Path, header: Mapping[str, Any]) -> tuple[dict[int, int], float]:
+    """Return a snapshot's offsets, and when it was written.
 
     Raises:
         CorruptError: they are not there; the heat topic may have brought what another wrote.
     """
     try:
         offsets = {int(partition): int(at) for partition, at in header["offsets"]}
-        seen = [(str(tenant), str(event_id)) for tenant, event_id in header["seen"]]
-        return offsets, seen, float(header.get("time_s", 0.0))
+        return offsets, float(header.get("time_s", 0.0))
     except (LookupError, TypeError, ValueError) as error:
         raise CorruptError(f"{path}: header does not fit together: {error!r}") from error

@@ -41,6 +41,12 @@ class ShownParts:
                 read = parts.heat.stats()
                 self._advance(metrics.events_applied, "applied", read.events)
                 self._advance(metrics.dead_letters, "refused", read.refused)
+                self._advance(metrics.duplicate_events, "duplicates", read.duplicates)
+                self._advance(
+                    metrics.false_duplicate_events, "false duplicates", read.false_duplicates
+                )
+                metrics.remembered_ids.set(read.ids.count)
+                metrics.remembered_ids_age.set(read.ids.span_s)
                 metrics.event_lag.set(read.lag)
                 metrics.event_lag_age.set(read.lag_age_s)
                 metrics.heat_keys.set(parts.heat.sink.key_count)

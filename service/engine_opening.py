@@ -85,7 +85,8 @@ def open_engine(
             snapshot_path=state_dir / HEAT_NAME,
             options=ConsumeOptions(
                 snapshot_s=service.snapshot_s,
-                dedup_events=service.event_dedup_max,
+                dedup_bytes=service.event_dedup_bytes,
+                dedup_s=service.event_dedup_s,
                 event_bytes_max=service.event_bytes_max,
             ),
             settings=config.prefetch,

@@ -21,6 +21,7 @@ import structlog
 
 from stoker.errors import CorruptError
 from stoker.prefetch.heat_parts import join_heat, read_head, split_heat
+from stoker.service.event_ids import ids_bytes
 from stoker.service.rounds import Rounds, is_fault
 from stoker.service.snapshot_file import read_snapshot
 from stoker.service.streams import (
@@ -182,7 +183,7 @@ class HeatPublisher:
             "time_s": header["time_s"],
             "slot": slot,
         }
-        head, parts = split_heat(body, header["seen"], about)
+        head, parts = split_heat(body, ids_bytes(header["seen"]), about)
         entries: list[tuple[bytes, bytes | None]] = []
         size = 0
         for part, data in parts.items():

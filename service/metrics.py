@@ -179,6 +179,24 @@ class Metrics:
             "Events that the heat has taken in",
             registry=registry,
         )
+        self.duplicate_events = Counter(
+            "stoker_prefetch_duplicate_events_total",
+            "Events left out because one of their tenant's with the same id had come before",
+            registry=registry,
+        )
+        self.false_duplicate_events = Counter(
+            "stoker_prefetch_false_duplicate_events_total",
+            "Of those, how many are expected to be others with the same fingerprint; a fraction",
+            registry=registry,
+        )
+        self.remembered_ids = Gauge(
+            "stoker_prefetch_remembered_ids", "Event ids that are remembered", registry=registry
+        )
+        self.remembered_ids_age = Gauge(
+            "stoker_prefetch_remembered_ids_age_seconds",
+            "How far back the remembered event ids reach",
+            registry=registry,
+        )
         self.dead_letters = Counter(
             "stoker_prefetch_dead_letters_total",
             "Events refused by the schema and put aside with the reason",

@@ -324,11 +324,20 @@ class ServiceSettings:
             "the reason and a hash; 1 MiB, what brokers take by default; at most 8 MiB"
         },
     )
-    event_dedup_max: int = dataclasses.field(
-        default=65_536,
+    event_dedup_s: float = dataclasses.field(
+        default=86_400.0,
         metadata={
-            "help": "event ids remembered, so that a retried event counts once; a duplicate that "
-            "comes later than so many events counts again; 65,536 take about 10 MB"
+            "help": "age in the log up to which event ids are remembered, s: an event that is sent "
+            "again within it counts once; a day, so that what waited for a broker over night, or "
+            "is replayed by hand, is known; the newest 65,536 are, whatever their age"
+        },
+    )
+    event_dedup_bytes: int = dataclasses.field(
+        default=64 << 20,
+        metadata={
+            "help": "bytes that remembered event ids may take, whatever their age: 20 an id, and "
+            "8 in each snapshot; 64 MiB are 3.3 million ids, a day of 38 events a second; 0 "
+            "remembers none, at least 2 MiB otherwise"
         },
     )
     event_group: str = dataclasses.field(
@@ -417,9 +426,15 @@ class ServiceSettings:
                 f"service.event_bytes_max is {self.event_bytes_max}; topics take at most "
                 f"{8 << 20} bytes"
             )
-        if self.event_dedup_max < 0:
+        if self.event_dedup_bytes and self.event_dedup_bytes < 2 << 20:
             raise ConfigError(
-                f"service.event_dedup_max is {self.event_dedup_max}; it must be at least 0"
+                f"service.event_dedup_bytes is {self.event_dedup_bytes}; it must be 0, or at least "
+                f"{2 << 20}"
+            )
+        if not 0 < self.event_dedup_s <= _SECONDS_MAX:
+            raise ConfigError(
+                f"service.event_dedup_s is {self.event_dedup_s}; it must lie above 0 and at most "
+                f"at {_SECONDS_MAX:g}"
             )
         if not 0 <= self.port <= 65_535:
             raise ConfigError(f"service.port is {self.port}; it must lie in 0..65535")

@@ -351,20 +351,38 @@ class SessionTable:
         """
 
 class IdWindow:
-    """The last ids seen, per group."""
+    """Fingerprints of the ids seen lately, per group."""
 
-    def __init__(self) -> None: ...
+    def __init__(self, seed: int) -> None: ...
 
     def __len__(self) -> int: ...
 
-    def pass_rows(self, batch: EventBatch, ids_max: int) -> int:
-        """Put out the rows whose id was seen; return how many."""
+    @property
+    def seed(self) -> int: ...
 
-    def add(self, group: str, id: str, ids_max: int) -> bool:
-        """Remember one id; False where it is there."""
+    @property
+    def bytes_used(self) -> int: ...
 
-    def items(self) -> list:
-        """(group, id), the oldest first."""
+    @property
+    def span_s(self) -> float:
+        """Seconds that the ids cover."""
+
+    def pass_rows(self, batch: EventBatch, times_s: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], *, bytes_max: int, age_s_max: float) -> int:
+        """Put out the rows whose id is held; return how many."""
+
+    def add(self, group: str, id: str, time_s: float, *, bytes_max: int, age_s_max: float) -> bool:
+        """Remember one id; False where it is held."""
+
+    def fingerprints(self) -> Annotated[NDArray[numpy.uint64], dict(shape=(None,))]:
+        """uint64, shape (len,), the oldest first."""
+
+    def marks(self) -> list:
+        """
+        (time_s, how many ids came from then until the next), the oldest first.
+        """
+
+    def load(self, fingerprints: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], times_s: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], counts: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
+        """Take over what another window of this seed held."""
 
 def content_hash(group: str, key: str) -> int:
     """A number for (group, key) that is the same in every process."""

@@ -343,22 +343,59 @@ void bind_keys(nb::module_& m) {
           "sessions_max"_a, "window"_a,
           "Note each session's rows; return what is linked as (tails, heads, times).");
 
-  nb::class_<stoker::IdWindow>(m, "IdWindow", "The last ids seen, per group.")
-      .def(nb::init<>())
-      .def("__len__", &stoker::IdWindow::size)
-      .def("pass_rows", &stoker::IdWindow::pass, "batch"_a, "ids_max"_a,
-           "Put out the rows whose id was seen; return how many.")
-      .def("add", &stoker::IdWindow::add, "group"_a, "id"_a, "ids_max"_a,
-           "Remember one id; False where it is there.")
-      .def("items",
-           [](const stoker::IdWindow& w) {
+  using stoker::IdWindow;
+  nb::class_<IdWindow>(m, "IdWindow", "Fingerprints of the ids seen lately, per group.")
+      .def(nb::init<std::uint64_t>(), "seed"_a)
+      .def("__len__", &IdWindow::size)
+      .def_prop_ro("seed", &IdWindow::seed)
+      .def_prop_ro("bytes_used", &IdWindow::bytes_used)
+      .def_prop_ro("span_s", &IdWindow::span_s, "Seconds that the ids cover.")
+      .def(
+          "pass_rows",
+          [](IdWindow& w, stoker::EventBatch& batch, Vector<double> times_s,
+             std::size_t bytes_max, double age_s_max) {
+            if (times_s.shape(0) != batch.rows.size()) {
+              throw stoker::BadInput("expected one time per row of the batch");
+            }
+            return w.pass(batch, times_s.data(), {bytes_max, age_s_max});
+          },
+          "batch"_a, "times_s"_a, nb::kw_only(), "bytes_max"_a, "age_s_max"_a,
+          "Put out the rows whose id is held; return how many.")
+      .def(
+          "add",
+          [](IdWindow& w, std::string_view group, std::string_view id, double time_s,
+             std::size_t bytes_max, double age_s_max) {
+            return w.add(group, id, time_s, {bytes_max, age_s_max});
+          },
+          "group"_a, "id"_a, "time_s"_a, nb::kw_only(), "bytes_max"_a, "age_s_max"_a,
+          "Remember one id; False where it is held.")
+      .def("fingerprints", [](const IdWindow& w) { return column(w.fingerprints()); },
+           "uint64, shape (len,), the oldest first.")
+      .def("marks",
+           [](const IdWindow& w) {
              nb::list out;
-             for (const auto& [group, id] : w.items()) {
-               out.append(nb::make_tuple(text(group), text(id)));
+             for (const IdWindow::Mark& mark : w.marks()) {
+               out.append(nb::make_tuple(mark.time_s, mark.count));
              }
              return out;
            },
-           "(group, id), the oldest first.");
+           "(time_s, how many ids came from then until the next), the oldest first.")
+      .def(
+          "load",
+          [](IdWindow& w, Vector<std::uint64_t> fingerprints, Vector<double> times_s,
+             Vector<std::int64_t> counts) {
+            std::vector<IdWindow::Mark> marks;
+            if (times_s.shape(0) != counts.shape(0)) {
+              throw stoker::BadInput("expected one count per mark");
+            }
+            for (std::size_t i = 0; i < counts.shape(0); ++i) {
+              if (counts.data()[i] < 0) throw stoker::BadInput("a mark's count is below 0");
+              marks.push_back({times_s.data()[i], static_cast<std::size_t>(counts.data()[i])});
+            }
+            w.load(fingerprints.data(), fingerprints.shape(0), marks);
+          },
+          "fingerprints"_a, "times_s"_a, "counts"_a,
+          "Take over what another window of this seed held.");
 }
 
 }  // namespace

@@ -322,70 +322,128 @@ SessionTable::Followed SessionTable::follow(const EventBatch& batch,
   return out;
 }
 
-void IdWindow::set_capacity(std::size_t ids_max) {
-  while (count_ > ids_max) forget_oldest();
-  std::vector<Seen> ring(ids_max);
-  for (std::size_t i = 0; i < count_; ++i) ring[i] = std::move(ring_[(oldest_ + i) % ring_.size()]);
-  ring_ = std::move(ring);
-  oldest_ = 0;
-  std::size_t slots = 16;
-  while (slots < 2 * ids_max) slots *= 2;
-  slots_.assign(slots, 0);
-  mask_ = slots - 1;
-  for (std::size_t i = 0; i < count_; ++i) place(i);
+namespace {
+
+constexpr std::size_t kRingMin = 1024;
+constexpr std::size_t kIdsMax = 0x7FFFFFFF;
+constexpr std::size_t kAhead = 8;  // rows whose memory is fetched ahead
+constexpr double kMarksPerAge = 256.0;
+
+std::size_t slots_for(std::size_t ids) { return ids + ids / 2 + 1; }
+
+// The most ids whose places and slots fit into so many bytes.
+std::size_t ids_in(std::size_t bytes) {
+  if (bytes < 28) throw BadInput("ids need at least 28 bytes, not " + std::to_string(bytes));
+  return std::min((bytes - 8) / 20, kIdsMax);
 }
 
-void IdWindow::place(std::size_t at) {
-  std::size_t slot = ring_[at].hash & mask_;
-  while (slots_[slot] != 0) slot = (slot + 1) & mask_;
-  slots_[slot] = static_cast<std::uint32_t>(at) + 1;
+}  // namespace
+
+std::uint64_t IdWindow::fingerprint(std::string_view group, std::string_view id) const {
+  const std::uint64_t hash = hash_bytes(id, hash_bytes(group, seed_));
+  return hash == 0 ? 1 : hash;
+}
+
+void IdWindow::set_capacity(std::size_t ids) {
+  while (count_ > ids) forget_oldest();
+  std::vector<std::uint64_t> ring(ids);
+  for (std::size_t i = 0; i < count_; ++i) ring[i] = ring_[(oldest_ + i) % ring_.size()];
+  ring_ = std::move(ring);
+  oldest_ = 0;
+  slots_ = std::vector<std::uint64_t>(slots_for(ids), 0);
+  for (std::size_t i = 0; i < count_; ++i) place(ring_[i]);
+}
+
+void IdWindow::place(std::uint64_t hash) {
+  std::size_t slot = home_of(hash);
+  while (slots_[slot] != 0) slot = after(slot);
+  slots_[slot] = hash;
 }
 
 // Takes the oldest out of its slot, and moves up what had been pushed on by it.
 void IdWindow::forget_oldest() {
-  std::size_t hole = ring_[oldest_].hash & mask_;
-  while (slots_[hole] != oldest_ + 1) hole = (hole + 1) & mask_;
-  for (std::size_t slot = (hole + 1) & mask_; slots_[slot] != 0; slot = (slot + 1) & mask_) {
-    const std::size_t home = ring_[slots_[slot] - 1].hash & mask_;
-    if (((slot - home) & mask_) >= ((slot - hole) & mask_)) {
+  const std::size_t slots = slots_.size();
+  const auto behind = [slots](std::size_t slot, std::size_t other) {
+    return slot >= other ? slot - other : slot + slots - other;
+  };
+  std::size_t hole = home_of(ring_[oldest_]);
+  while (slots_[hole] != ring_[oldest_]) hole = after(hole);
+  for (std::size_t slot = after(hole); slots_[slot] != 0; slot = after(slot)) {
+    if (behind(slot, home_of(slots_[slot])) >= behind(slot, hole)) {
       slots_[hole] = slots_[slot];
       hole = slot;
     }
   }
   slots_[hole] = 0;
-  oldest_ = (oldest_ + 1) % ring_.size();
+  if (++oldest_ == ring_.size()) oldest_ = 0;
   --count_;
+  if (--marks_.front().count == 0) marks_.pop_front();
 }
 
-bool IdWindow::add(std::string_view group, std::string_view id, std::size_t ids_max) {
-  if (ids_max == 0 || ids_max > 0x7FFFFFFF) throw BadInput("an id window holds 1 to 2^31 - 1 ids");
-  if (ring_.size() != ids_max) set_capacity(ids_max);
-  const std::uint64_t hash = hash_bytes(id, process_hash_seed() + hash_bytes(group, 0));
-  for (std::size_t slot = hash & mask_; slots_[slot] != 0; slot = (slot + 1) & mask_) {
-    const Seen& seen = ring_[slots_[slot] - 1];
-    if (seen.hash == hash && seen.group_size == group.size() &&
-        seen.joined.size() == group.size() + id.size() &&
-        seen.joined.compare(0, group.size(), group) == 0 &&
-        seen.joined.compare(group.size(), id.size(), id) == 0) {
-      return false;
-    }
+void IdWindow::forget_old(double age_s_max) {
+  while (count_ > kKeptMin && marks_.size() > 1 && marks_[1].time_s < newest_s_ - age_s_max) {
+    forget_oldest();
   }
-  if (count_ == ids_max) forget_oldest();
-  const std::size_t at = (oldest_ + count_) % ring_.size();
-  Seen& seen = ring_[at];
-  seen.hash = hash;
-  seen.group_size = static_cast<std::uint32_t>(group.size());
-  seen.joined.assign(group);
-  seen.joined.append(id);
-  place(at);
+}
+
+bool IdWindow::held(std::uint64_t hash) const {
+  if (slots_.empty()) return false;
+  for (std::size_t slot = home_of(hash); slots_[slot] != 0; slot = after(slot)) {
+    if (slots_[slot] == hash) return true;
+  }
+  return false;
+}
+
+// The newest, under the last mark; there is room.
+void IdWindow::keep(std::uint64_t hash) {
+  ring_[(oldest_ + count_) % ring_.size()] = hash;
+  place(hash);
   ++count_;
+  ++marks_.back().count;
+}
+
+bool IdWindow::add_hashed(std::uint64_t hash, double time_s, const Limits& limits,
+                          std::size_t ids_max) {
+  if (held(hash)) return false;
+  newest_s_ = marks_.empty() ? time_s : std::max(newest_s_, time_s);
+  if (ring_.size() > ids_max) set_capacity(ids_max);
+  if (count_ == ring_.size() && count_ < ids_max) {
+    set_capacity(std::min(ids_max, std::max(kRingMin, 2 * count_)));
+  }
+  if (count_ == ring_.size()) forget_oldest();
+  if (marks_.empty() || newest_s_ >= marks_.back().time_s + limits.age_s_max / kMarksPerAge) {
+    marks_.push_back({newest_s_, 0});
+    forget_old(limits.age_s_max);
+  }
+  keep(hash);
   return true;
 }
 
-std::size_t IdWindow::pass(EventBatch& batch, std::size_t ids_max) {
+bool IdWindow::add(std::string_view group, std::string_view id, double time_s,
+                   const Limits& limits) {
+  return add_hashed(fingerprint(group, id), time_s, limits, ids_in(limits.bytes_max));
+}
+
+std::size_t IdWindow::pass(EventBatch& batch, const double* times_s, const Limits& limits) {
+  const std::size_t ids_max = ids_in(limits.bytes_max);
+  const std::size_t rows = batch.rows.size();
+  std::vector<std::uint64_t> hashes(rows, 0);
+  for (std::size_t i = 0; i < rows; ++i) {
+    const EventRow& row = batch.rows[i];
+    if (row.state == RowState::kReady) {
+      hashes[i] = fingerprint(batch.view(row.tenant), batch.view(row.id));
+    }
+  }
   std::size_t count = 0;
-  for (EventRow& row : batch.rows) {
-    if (row.state != RowState::kReady || add(batch.view(row.tenant), batch.view(row.id), ids_max)) {
+  for (std::size_t i = 0; i < rows; ++i) {
+    if (i + kAhead < rows && !slots_.empty()) {
+      __builtin_prefetch(&slots_[home_of(hashes[i + kAhead])]);
+      if (count_ == ids_max) {  // one goes for each that comes
+        __builtin_prefetch(&slots_[home_of(ring_[(oldest_ + kAhead) % ring_.size()])]);
+      }
+    }
+    EventRow& row = batch.rows[i];
+    if (row.state != RowState::kReady || add_hashed(hashes[i], times_s[i], limits, ids_max)) {
       continue;
     }
     row.state = RowState::kOut;
@@ -394,14 +452,39 @@ std::size_t IdWindow::pass(EventBatch& batch, std::size_t ids_max) {
   return count;
 }
 
-std::vector<std::pair<std::string_view, std::string_view>> IdWindow::items() const {
-  std::vector<std::pair<std::string_view, std::string_view>> out;
-  out.reserve(count_);
-  for (std::size_t i = 0; i < count_; ++i) {
-    const Seen& seen = nth(i);
-    const std::string_view all(seen.joined);
-    out.emplace_back(all.substr(0, seen.group_size), all.substr(seen.group_size));
+void IdWindow::load(const std::uint64_t* fingerprints, std::size_t count,
+                    const std::vector<Mark>& marks) {
+  std::size_t marked = 0;
+  double newest_s = marks.empty() ? 0.0 : marks.front().time_s;
+  for (const Mark& mark : marks) {
+    if (mark.count == 0 || mark.count > count - marked || !(mark.time_s >= newest_s)) {
+      throw BadInput("marks of ids must rise and each hold some of them");
+    }
+    marked += mark.count;
+    newest_s = mark.time_s;
   }
+  if (marked != count || count > kIdsMax) {
+    throw BadInput(std::to_string(count) + " ids, of which marks hold " + std::to_string(marked));
+  }
+  IdWindow loaded(seed_);
+  if (count > 0) loaded.set_capacity(count);
+  loaded.newest_s_ = newest_s;
+  for (const Mark& mark : marks) {
+    loaded.marks_.push_back({mark.time_s, 0});
+    for (std::size_t i = 0; i < mark.count; ++i, ++fingerprints) {
+      if (*fingerprints == 0 || loaded.held(*fingerprints)) {
+        throw BadInput("an id is there twice, or none");
+      }
+      loaded.keep(*fingerprints);
+    }
+  }
+  *this = std::move(loaded);
+}
+
+std::vector<std::uint64_t> IdWindow::fingerprints() const {
+  std::vector<std::uint64_t> out;
+  out.reserve(count_);
+  for (std::size_t i = 0; i < count_; ++i) out.push_back(ring_[(oldest_ + i) % ring_.size()]);
   return out;
 }
 

@@ -111,11 +111,23 @@ void test_window() {
   for (std::size_t i = 0; i < 4; ++i) {
     batch.put(i, 0, 1.0, std::to_string(i % 2), "t", nullptr, {});
   }
-  IdWindow window;
-  CHECK_EQ(window.pass(batch, 1), 0u);  // a window of one forgets the one before
+  const double times[] = {1.0, 1.0, 1.0, 1.0};
+  IdWindow window(7);
+  CHECK_EQ(window.pass(batch, times, {28, 9.0}), 0u);  // a window of one forgets the one before
   CHECK_EQ(window.size(), 1u);
-  CHECK_EQ(window.pass(batch, 9), 3u);
+  CHECK_EQ(window.bytes_used(), 24u);
+  CHECK_EQ(window.pass(batch, times, {48, 9.0}), 3u);
   CHECK_EQ(window.size(), 2u);
+  CHECK_THROWS(window.add("t", "x", 1.0, {27, 9.0}), BadInput, "at least 28 bytes");
+  IdWindow other(7);
+  const std::vector<std::uint64_t> held = window.fingerprints();
+  other.load(held.data(), 2, {window.marks().begin(), window.marks().end()});
+  CHECK(!other.add("t", "1", 2.0, {48, 9.0}));
+  CHECK_THROWS(other.load(held.data(), 2, {{1.0, 1}}), BadInput, "2 ids, of which marks hold 1");
+  CHECK_THROWS(other.load(held.data(), 2, {{2.0, 1}, {1.0, 1}}), BadInput, "must rise");
+  const std::uint64_t twice[] = {5, 5};
+  CHECK_THROWS(other.load(twice, 2, {{1.0, 2}}), BadInput, "twice");
+  CHECK_EQ(other.size(), 2u);
 }
 
 void test_runs() {

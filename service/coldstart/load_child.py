@@ -353,7 +353,9 @@ class _Loader:
             group=consumer_group(settings, state),
             snapshot_path=state / HEAT_NAME,
             options=ConsumeOptions(
-                snapshot_s=settings.snapshot_s, dedup_events=settings.event_dedup_max
+                snapshot_s=settings.snapshot_s,
+                dedup_bytes=settings.event_dedup_bytes,
+                dedup_s=settings.event_dedup_s,
             ),
             settings=PrefetchSettings(),
         )

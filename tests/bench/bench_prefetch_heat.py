@@ -307,7 +307,7 @@ def size(keys: int, degree: int, *, seed: int) -> dict[str, float]:
     graph._edges.targets[:keys] = rng.integers(0, keys, (keys, degree))
     graph._edges.weights[:keys] = rng.random((keys, degree)) * 2.0**256
     graph._last[:keys] = START_S
-    graph._clock.watermark_s = START_S
+    graph._clock.load_values({"watermark_s": START_S, "ahead": 0})
     graph.tick(START_S)
     for _ in range(200):
         graph.tick(START_S)
@@ -341,7 +341,7 @@ def size(keys: int, degree: int, *, seed: int) -> dict[str, float]:
     snapshot = graph.to_snapshot()
     snapshot_s = time.process_time() - started
     started = time.process_time()
-    head, parts = split_heat(snapshot, [], {})
+    head, parts = split_heat(snapshot, b"", {})
     split_s = time.process_time() - started
     part_mib = max(map(len, parts.values())) / (1 << 20)
     started = time.process_time()

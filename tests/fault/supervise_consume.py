@@ -75,7 +75,7 @@ def run(log_path: Path, snapshot: Path, attempt: int) -> None:
         open_sink=lambda body: HeatGraph() if body is None else HeatGraph.from_snapshot(body),
         snapshot_path=snapshot,
         dead_letters=DeadLetters(log, topic="dead", clock=lambda: 1.7e9),
-        options=ConsumeOptions(batch_events_max=40, snapshot_events=100, dedup_events=10_000),
+        options=ConsumeOptions(batch_events_max=40, snapshot_events=100, dedup_seed=7),
         clock=lambda: 1.7e9,
     )
     while loop.step(0.0):

@@ -160,7 +160,7 @@ def test_restarts_batches_and_parts_change_nothing(seed: int, keys_max: int, bat
     for start in range(0, len(events), batch):
         broken.apply(events[start : start + batch])
         if start % 2 == 0:
-            snapshot, _ = join_heat(*split_heat(broken.to_snapshot(), [], {}))
+            snapshot, _ = join_heat(*split_heat(broken.to_snapshot(), b"", {}))
             broken = HeatGraph.from_snapshot(snapshot, config)
     assert broken.to_snapshot() == whole.to_snapshot()
     assert broken.coverage(T0) == whole.coverage(T0)

@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.kernels._core import IdWindow
-from stoker.prefetch.event_batch import ROW_READY, _scanner, batch_of, decode_batch
+from stoker.prefetch.event_batch import ROW_READY, _scanner, decode_batch
 from stoker.prefetch.events import (
     DOCUMENT_DELETED,
     EVENT_TYPES,
@@ -154,33 +153,6 @@ def test_any_values_are_judged_as_the_decoder_does(
 def test_a_long_payload_is_refused_by_length() -> None:
     assert same_as_decode(GOOD.encode(), bytes_max=len(GOOD.encode()))
     assert not same_as_decode(GOOD.encode(), bytes_max=len(GOOD.encode()) - 1)
-
-
-@settings(max_examples=100, deadline=None)
-@given(
-    st.lists(st.tuples(st.sampled_from("tu"), st.integers(0, 9)), max_size=60),
-    st.integers(1, 8),
-    st.lists(st.integers(0, 60), max_size=4),
-)
-def test_the_window_of_ids_is_a_bounded_dictionary(
-    ids: list[tuple[str, int]], size: int, cuts: list[int]
-) -> None:
-    window, model = IdWindow(), OrderedDict[tuple[str, str], None]()
-    at = 0
-    for end in [*sorted(cuts), len(ids)]:
-        part = ids[at:end]
-        at = max(at, end)
-        batch = batch_of([event(T0, tenant=tenant, name=str(name)) for tenant, name in part])
-        duplicates = 0
-        for tenant, name in part:
-            if (tenant, str(name)) in model:
-                duplicates += 1
-                continue
-            model[tenant, str(name)] = None
-            if len(model) > size:
-                model.popitem(last=False)
-        assert window.pass_rows(batch, size) == duplicates
-        assert window.items() == list(model)
 
 
 def event(

@@ -42,7 +42,7 @@ def graph_of(events: int, **changes: int) -> HeatGraph:
 def test_parts_make_the_whole_again(events: int, keys_max: int) -> None:
     graph = graph_of(events, heat_keys_max=keys_max)
     assert (graph._tail is not None) == (events == 900 and keys_max == 60)
-    seen = [(f"t{i % 3}", f"e{i}") for i in range(events)]
+    seen = bytes(range(250)) * (events // 3)
     head, parts = split_heat(graph.to_snapshot(), seen, ABOUT)
     assert set(parts) <= set(range(PARTS))
     about, digests = read_head(head)
@@ -53,18 +53,36 @@ def test_parts_make_the_whole_again(events: int, keys_max: int) -> None:
     assert split_heat(snapshot, ids, ABOUT) == (head, parts)
 
 
+def test_a_publication_with_the_names_of_ids_is_read_as_before() -> None:
+    head, parts = split_heat(graph_of(300).to_snapshot(), b"", ABOUT)
+    values, arrays = unpack("heat head 2", head)
+    named = [["t", "a"], ["u", "b"], ["t", "c"]]
+    digests = dict(values["digests"])
+    for at, (tenant, name) in enumerate(named):
+        which = sorted(parts)[at % 2]
+        plain, held = unpack("heat part 1", parts[which])
+        plain["seen"] = [*plain.get("seen", []), [at, tenant, name]]
+        parts[which] = pack("heat part 1", plain, held)
+        digests[str(which)] = digest_of(parts[which])
+    older = pack("heat head 1", {**values, "digests": digests}, arrays)
+    snapshot, seen = join_heat(older, parts)
+    assert snapshot == graph_of(300).to_snapshot()
+    assert seen == [tuple(pair) for pair in named]
+    assert read_head(older)[0] == ABOUT
+
+
 def test_what_ticks_derive_is_left_out() -> None:
     graph = graph_of(300)
     before = graph.to_snapshot()
     graph.tick(T0)
     assert graph.to_snapshot() != before
-    snapshot, _ = join_heat(*split_heat(graph.to_snapshot(), [], ABOUT))
+    snapshot, _ = join_heat(*split_heat(graph.to_snapshot(), b"", ABOUT))
     assert snapshot == before
 
 
 def test_a_part_that_is_damaged_missing_or_old_is_refused() -> None:
-    head, parts = split_heat(graph_of(300).to_snapshot(), [], ABOUT)
-    _, older = split_heat(graph_of(200).to_snapshot(), [], ABOUT)
+    head, parts = split_heat(graph_of(300).to_snapshot(), b"", ABOUT)
+    _, older = split_heat(graph_of(200).to_snapshot(), b"", ABOUT)
     which = sorted(set(parts) & set(older))[0]
     with pytest.raises(SnapshotCorrupt, match=f"part {which} is missing"):
         join_heat(head, {n: data for n, data in parts.items() if n != which})
@@ -90,24 +108,24 @@ def test_a_part_that_is_damaged_missing_or_old_is_refused() -> None:
     ],
 )
 def test_a_head_that_fits_no_parts_is_refused(heat: object) -> None:
-    head, parts = split_heat(graph_of(300).to_snapshot(), [], ABOUT)
-    values, arrays = unpack("heat head 1", head)
+    head, parts = split_heat(graph_of(300).to_snapshot(), b"", ABOUT)
+    values, arrays = unpack("heat head 2", head)
     with pytest.raises(SnapshotCorrupt):
-        join_heat(pack("heat head 1", {**values, "heat": heat}, arrays), parts)
+        join_heat(pack("heat head 2", {**values, "heat": heat}, arrays), parts)
     for digests in (None, [], {"x": "y"}, {str(n): 5 for n in parts}):
         with pytest.raises(SnapshotCorrupt):
-            join_heat(pack("heat head 1", {**values, "digests": digests}, arrays), parts)
+            join_heat(pack("heat head 2", {**values, "digests": digests}, arrays), parts)
     for name in set(arrays) - {"recent_numbers"}:  # a heat of before there were newest accesses
         rest = {other: array for other, array in arrays.items() if other != name}
         with pytest.raises(SnapshotCorrupt):
             HeatGraph.from_snapshot(
-                join_heat(pack("heat head 1", values, rest), parts)[0], graph_of(0).settings
+                join_heat(pack("heat head 2", values, rest), parts)[0], graph_of(0).settings
             )
 
 
 def test_a_part_of_another_make_is_refused() -> None:
-    head, parts = split_heat(graph_of(300).to_snapshot(), [("t", "e")], ABOUT)
-    values, arrays = unpack("heat head 1", head)
+    head, parts = split_heat(graph_of(300).to_snapshot(), b"ids", ABOUT)
+    values, arrays = unpack("heat head 2", head)
     which = sorted(parts)[0]
     plain, held = unpack("heat part 1", parts[which])
     made = [({**plain, name: odd}, held) for name in plain for odd in (None, 5, [[1]], [["t"]])]
@@ -118,7 +136,7 @@ def test_a_part_of_another_make_is_refused() -> None:
     for one, columns in made:
         part = pack("heat part 1", one, columns)
         digests = {**values["digests"], str(which): digest_of(part)}
-        changed = pack("heat head 1", {**values, "digests": digests}, arrays)
+        changed = pack("heat head 2", {**values, "digests": digests}, arrays)
         try:
             snapshot, _ = join_heat(changed, {**parts, which: part})
             HeatGraph.from_snapshot(snapshot, graph_of(0).settings).tick(T0)

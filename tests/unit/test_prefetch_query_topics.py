@@ -143,7 +143,7 @@ def test_parts_hold_the_topics_too(keys_max: int) -> None:
     settings = PrefetchSettings(heat_keys_max=keys_max, heat_tail_buckets=64)
     heat = graph(settings)
     heat.apply(stream(300))
-    head, parts = split_heat(heat.to_snapshot(), [], {})
+    head, parts = split_heat(heat.to_snapshot(), b"", {})
     snapshot, _ = join_heat(head, parts)
     assert snapshot == heat.to_snapshot()
     # A record of the heat topic has room for the head because nothing large is in it.

@@ -199,6 +199,7 @@ def test_a_damaged_snapshot_is_put_aside_and_rebuilt(world: World) -> None:
         {"offsets": [["x", 1]]},
         {"seen": 5},
         {"seen": [["t"]]},
+        {"seen": b"no ids"},
         {"time_s": "x"},
         {"time_s": None},
     ],
@@ -294,16 +295,32 @@ def test_a_flood_of_bad_records_does_not_fill_the_memory(world: World) -> None:
     assert not letters.flush()
 
 
-def test_the_window_of_ids_is_bounded_and_survives_a_restart(world: World) -> None:
-    loop = world.loop(dedup_events=2)
+def test_the_ids_are_bounded_by_bytes_and_survive_a_restart(world: World) -> None:
+    loop = world.loop(dedup_bytes=48)
     world.add(used("a"), used("b"), used("c"))
     loop.step(0.0)
     loop.close()
-    again = world.loop(dedup_events=2)
-    world.add(used("b"), used("c"), used("a"))  # "a" is older than the window: it counts again
+    again = world.loop(dedup_bytes=48)
+    world.add(used("b"), used("c"), used("a"))  # room for two: "a" counts again
     again.step(0.0)
     assert ids(again) == ["a", "b", "c", "a"]
     again.close()
+
+
+def test_ids_of_a_snapshot_from_before_are_known(world: World) -> None:
+    write_snapshot(
+        world.folder / "heat",
+        {"topic": "t", "offsets": [], "seen": [["t", "a"], ["u", "b"]], "time_s": 1.0},
+        b"[]",
+    )
+    loop = world.loop()
+    world.add(used("a"), used("b"), used("b", tenant="u"), used("c"))
+    loop.step(0.0)
+    assert ids(loop) == ["b", "c"]
+    stats = loop.stats()
+    assert (stats.duplicates, stats.ids.count) == (2, 4)
+    assert 0.0 < stats.false_duplicates < 1e-15
+    loop.close()
 
 
 def test_the_lag_and_its_age_are_told(world: World) -> None:
@@ -517,8 +534,10 @@ def test_options_that_make_no_sense_are_refused() -> None:
     for key in ("batch_events_max", "snapshot_events", "snapshot_s", "event_bytes_max"):
         with pytest.raises(ConfigError, match=key):
             ConsumeOptions(**{key: 0})
-    with pytest.raises(ConfigError, match="dedup_events"):
-        ConsumeOptions(dedup_events=-1)
+    with pytest.raises(ConfigError, match="dedup_bytes"):
+        ConsumeOptions(dedup_bytes=27)
+    with pytest.raises(ConfigError, match="dedup_s"):
+        ConsumeOptions(dedup_s=0.0)
 
 
 def damaged(change: Callable[[bytearray], None], data: bytes) -> bytes:
@@ -532,6 +551,8 @@ def test_a_snapshot_file_is_read_back_or_refused_with_file_and_offset(tmp_path: 
     assert read_snapshot(path) is None
     write_snapshot(path, {"offsets": [[0, 5]]}, b"body")
     assert read_snapshot(path) == ({"offsets": [[0, 5]]}, b"body")
+    write_snapshot(path, {"offsets": [[0, 5]], "seen": b"ids"}, b"body")
+    assert read_snapshot(path) == ({"offsets": [[0, 5]], "seen": b"ids"}, b"body")
     good = path.read_bytes()
 
     def refused(change: Callable[[bytearray], None]) -> str:
@@ -546,7 +567,9 @@ def test_a_snapshot_file_is_read_back_or_refused_with_file_and_offset(tmp_path: 
 
     assert "offset 10" in refused(cut)
     assert "offset 0: expected magic" in refused(lambda data: data.__setitem__(0, 0))
-    assert "offset 8: expected version 1, found 2" in refused(lambda data: data.__setitem__(8, 2))
+    assert "offset 8: expected version 1 or 2, found 3" in refused(
+        lambda data: data.__setitem__(8, 3)
+    )
     assert "bytes in all" in refused(lambda data: data.extend(b"x"))
     for at in range(len(good)):  # every single byte matters
 

@@ -75,7 +75,7 @@ class World:
                 HeatGraph(SETTINGS) if body is None else HeatGraph.from_snapshot(body, SETTINGS)
             ),
             snapshot_path=self.path(name),
-            options=ConsumeOptions(batch_events_max=64, dedup_events=1_000),
+            options=ConsumeOptions(batch_events_max=64, dedup_seed=7),
             clock=self.clock,
             monotonic=self.clock,
         )
@@ -142,7 +142,7 @@ def test_a_new_replica_ends_with_the_bytes_of_one_that_read_everything(world: Wo
         topic=EVENTS_TOPIC,
         group="new",
         snapshot_path=world.path("new"),
-        options=ConsumeOptions(batch_events_max=64, dedup_events=1_000),
+        options=ConsumeOptions(batch_events_max=64, dedup_seed=7),
         settings=SETTINGS,
         heat_topic=(world.log, HEAT_TOPIC),
         monotonic=world.clock,
@@ -366,13 +366,13 @@ def test_a_heat_that_no_graph_can_be_is_passed_over_for_the_next_publication(
         "time_s": header["time_s"],
         "slot": 1,
     }
-    head, parts = split_heat(heat_state.write_snapshot(kind, values, arrays), [], about)
+    head, parts = split_heat(heat_state.write_snapshot(kind, values, arrays), b"", about)
     for part, data in parts.items():
         world.log.append(HEAT_TOPIC, b"odd/1/%03d" % part, [data])
     world.log.append(HEAT_TOPIC, b"odd/head", [head])
     for name, slot in ((b"\xff/head", 1), (b"none/head", 7)):
-        world.log.append(HEAT_TOPIC, name, [split_heat(snapshot, [], {**about, "slot": slot})[0]])
-    world.log.append(HEAT_TOPIC, b"bare/head", [split_heat(snapshot, [], {})[0]])
+        world.log.append(HEAT_TOPIC, name, [split_heat(snapshot, b"", {**about, "slot": slot})[0]])
+    world.log.append(HEAT_TOPIC, b"bare/head", [split_heat(snapshot, b"", {})[0]])
     keeper = HeatKeeper(
         world.log,
         topic=EVENTS_TOPIC,

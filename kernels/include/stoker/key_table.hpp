@@ -135,36 +135,69 @@ class SessionTable {
   std::unordered_map<std::string, std::list<Session>::iterator, BytesHash> places_;
 };
 
-// The last ids seen, per group, in the order in which they came.
+// The ids seen lately, per group, in the order in which they came: 64-bit fingerprints under a
+// secret seed, since nobody may be able to aim an id at another one's fingerprint. Of n that are
+// held a new id is taken for one of them with probability n / 2^64.
 //
-// Invariants: every id that is held has one slot; the slots are at most half full.
+// Invariants: every fingerprint that is held has one slot; at most two thirds of the slots are
+// full; the marks' counts add up to `size()`.
 class IdWindow {
  public:
-  // Puts out every ready row whose id was seen within the last `ids_max`; returns how many.
-  std::size_t pass(EventBatch& batch, std::size_t ids_max);
-  // Remembers one id, forgetting the oldest beyond `ids_max` (at least 1); false where it is there.
-  bool add(std::string_view group, std::string_view id, std::size_t ids_max);
-  std::size_t size() const { return count_; }
-  // (group, id), the oldest first.
-  std::vector<std::pair<std::string_view, std::string_view>> items() const;
+  // So many are kept whatever their age, if there is room: a clock that jumped forgets none of
+  // them.
+  static constexpr std::size_t kKeptMin = 65'536;
 
- private:
-  struct Seen {
-    std::uint64_t hash = 0;
-    std::uint32_t group_size = 0;
-    std::string joined;  // the group, the id; its memory is used again
+  struct Limits {
+    std::size_t bytes_max;  // 20 bytes an id
+    double age_s_max;       // an older id goes, within a 256th of that
+  };
+  // The ids that came from a time on, until the next mark.
+  struct Mark {
+    double time_s;
+    std::size_t count;
   };
 
-  const Seen& nth(std::size_t place) const { return ring_[(oldest_ + place) % ring_.size()]; }
-  void set_capacity(std::size_t ids_max);
-  void forget_oldest();
-  void place(std::size_t at);
+  explicit IdWindow(std::uint64_t seed) : seed_(seed) {}
 
-  std::vector<Seen> ring_;
+  // Puts out every ready row whose id is held; `times_s` has one time per row, when the log took
+  // it. Returns how many.
+  std::size_t pass(EventBatch& batch, const double* times_s, const Limits& limits);
+  // Remembers one id; false where it is held.
+  bool add(std::string_view group, std::string_view id, double time_s, const Limits& limits);
+  // Takes over what another one held, the oldest first; throws BadInput where it does not fit.
+  void load(const std::uint64_t* fingerprints, std::size_t count, const std::vector<Mark>& marks);
+
+  std::uint64_t seed() const { return seed_; }
+  std::size_t size() const { return count_; }
+  std::size_t bytes_used() const {
+    return (ring_.capacity() + slots_.capacity()) * sizeof(std::uint64_t);
+  }
+  // Seconds that the ids cover.
+  double span_s() const { return marks_.empty() ? 0.0 : newest_s_ - marks_.front().time_s; }
+  std::vector<std::uint64_t> fingerprints() const;  // the oldest first
+  const std::deque<Mark>& marks() const { return marks_; }
+
+ private:
+  std::uint64_t fingerprint(std::string_view group, std::string_view id) const;
+  bool add_hashed(std::uint64_t hash, double time_s, const Limits& limits, std::size_t ids_max);
+  bool held(std::uint64_t hash) const;
+  void keep(std::uint64_t hash);
+  void set_capacity(std::size_t ids);
+  void forget_oldest();
+  void forget_old(double age_s_max);
+  void place(std::uint64_t hash);
+  std::size_t home_of(std::uint64_t hash) const {
+    return static_cast<std::size_t>((static_cast<unsigned __int128>(hash) * slots_.size()) >> 64);
+  }
+  std::size_t after(std::size_t slot) const { return slot + 1 == slots_.size() ? 0 : slot + 1; }
+
+  std::uint64_t seed_;
+  std::vector<std::uint64_t> ring_;
   std::size_t oldest_ = 0;
   std::size_t count_ = 0;
-  std::vector<std::uint32_t> slots_;  // into `ring_`, plus 1; 0 is empty
-  std::size_t mask_ = 0;
+  std::vector<std::uint64_t> slots_;  // fingerprints at or after their homes; 0 is empty
+  std::deque<Mark> marks_;
+  double newest_s_ = 0.0;
 };
 
 }  // namespace stoker
