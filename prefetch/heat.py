@@ -57,14 +57,13 @@ class HeatGraph(HeatTables):
         Args:
             batch: Events as columns (`event_batch`).
             arrived_s: When the log took each row's event (Unix seconds, from the log and not from
-                the clock): no event is then believed to be later than that.
+                the clock): no event is then believed to be later than that. See `heat_clock`.
 
         Raises:
             InputError: a time is not finite; the heat may then hold a part of the batch.
         """
         times = batch.times()
-        if arrived_s is not None:
-            times = np.minimum(times, np.asarray(arrived_s, dtype=np.float64))
+        arrived = None if arrived_s is None else np.asarray(arrived_s, dtype=np.float64)
         kinds = batch.kinds()
         start = 0
         while start < len(batch):
@@ -77,13 +76,13 @@ class HeatGraph(HeatTables):
                 grow=self._tail is None,
             )
             self._name_new_keys()
-            dropping = self._take_run(batch, run, times, kinds)
+            dropping = self._take_run(batch, run, times, arrived, kinds)
             start = run.stop
             if dropping:
                 self._drop_coldest(dropping)
             elif start < len(batch):
                 if kinds[start] == KIND_DELETED:
-                    self._delete(batch, start, float(times[start]))
+                    self._delete(batch, start, times, arrived)
                     start += 1
                 else:  # the table has no room for this row's new keys
                     needed = len(batch.values(start)[5])
@@ -97,13 +96,18 @@ class HeatGraph(HeatTables):
             self._reserve(len(keys))
 
     def _take_run(
-        self, batch: EventBatch, run: KeyRun, times: Floats, kinds: NDArray[np.uint8]
+        self,
+        batch: EventBatch,
+        run: KeyRun,
+        times: Floats,
+        arrived: Floats | None,
+        kinds: NDArray[np.uint8],
     ) -> int:
         """Count a run's accesses and links; returns how many keys to drop after it."""
         rows = run.rows()
         if not len(rows):
             return 0
-        believed = self._clock.believe(times[rows])
+        believed = self._clock.believe(times[rows], None if arrived is None else arrived[rows])
         weights = np.where(kinds[rows] == KIND_RESULT, self.settings.heat_result_weight, 1.0)
         amounts = np.repeat(weights, run.sizes())
         dropping = 0
@@ -207,10 +211,12 @@ class HeatGraph(HeatTables):
         self._counts.add_runs(numbers, sizes, moments, amounts)
         np.maximum.at(self._last, numbers, times)
 
-    def _delete(self, batch: EventBatch, row: int, time_s: float) -> None:
+    def _delete(self, batch: EventBatch, row: int, times: Floats, arrived: Floats | None) -> None:
         _, _, _, tenant, _, chunk_ids = batch.values(row)
         known = [n for n in (self._table.find(tenant, c) for c in chunk_ids) if n >= 0]
-        time_s = float(self._clock.take(self._clock.believe(np.array([time_s])), 1)[0])
+        only = slice(row, row + 1)
+        believed = self._clock.believe(times[only], None if arrived is None else arrived[only])
+        time_s = float(self._clock.take(believed, 1)[0])
         rows = np.array(known, dtype=np.int64)
         gone = rows[self._last[rows] <= time_s]
         self._deleted[rows] = np.maximum(self._deleted[rows], time_s)

@@ -1,7 +1,8 @@
 """The heat graph's state as bytes, and back.
 
 Version 2 has neither tail nor newest accesses, version 3 a tail, version 4 the newest accesses and
-perhaps a tail, version 5 topics, the rest as in 4. The oldest that holds what there is is written:
+perhaps a tail, version 5 topics, the rest as in 4, version 6 clocks with offsets to the heat's
+time, and perhaps all of that. The oldest that holds what there is is written:
 an older Stoker reads what it can, and refuses the rest by name.
 """
 
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from stoker.errors import InputError
 from stoker.prefetch.coverage_curve import RecentAccesses
-from stoker.prefetch.heat_clock import NEVER, TIME_S_MAX
+from stoker.prefetch.heat_clock import HEAT_S_MAX, NEVER
 from stoker.prefetch.heat_tables import EDGE_BLOCK, HeatTables
 from stoker.prefetch.rank_tracker import RankTracker
 from stoker.prefetch.snapshot import SnapshotCorrupt, kind_of, pack, unpack
@@ -25,6 +26,8 @@ _KIND = "heat graph 2"
 _KIND_TAIL = "heat graph 3"
 _KIND_RECENT = "heat graph 4"
 _KIND_TOPICS = "heat graph 5"
+_KIND_CLOCKS = "heat graph 6"
+_LATER = (_KIND_TAIL, _KIND_RECENT, _KIND_TOPICS, _KIND_CLOCKS)
 # In the order in which they are written.
 _ARRAYS = (
     *("count_parts", "count_landmarks", "last", "deleted", "rank", "tracker_x"),
@@ -37,12 +40,10 @@ _ARRAYS = (
 def to_snapshot(graph: HeatTables) -> bytes:
     """Return the whole state; equal state gives equal bytes."""
     count = len(graph._keys)
-    clock = graph._clock
     values: dict[str, Any] = {
         "keys": [list(key) for key in graph._keys],
         "sessions": [list(session) for session in graph._sessions.items()],
-        "watermark_s": None if clock.watermark_s == NEVER else clock.watermark_s,
-        "ahead": clock.ahead,
+        **graph._clock.to_values(),
         "events_applied": graph.events_applied,
         "edge_landmark": None if graph._edges.landmark == NEVER else graph._edges.landmark,
         "tracked": graph._tracker is not None,
@@ -73,6 +74,8 @@ def to_snapshot(graph: HeatTables) -> bytes:
     if graph.topics is not None:
         kind = _KIND_TOPICS
         arrays["topics"] = np.frombuffer(graph.topics.to_bytes(), np.uint8)
+    if not graph._clock.is_plain:
+        kind = _KIND_CLOCKS
     return write_snapshot(kind, values, arrays)
 
 
@@ -123,7 +126,7 @@ def read_snapshot(data: bytes) -> tuple[str, dict[str, Any], dict[str, NDArray[A
         SnapshotCorrupt: the bytes are damaged, or no heat graph's.
     """
     claimed = kind_of(data)
-    kind = claimed if claimed in (_KIND_TAIL, _KIND_RECENT, _KIND_TOPICS) else _KIND
+    kind = claimed if claimed in _LATER else _KIND
     return kind, *unpack(kind, data)
 
 
@@ -185,9 +188,7 @@ def _fill(graph: HeatTables, values: Mapping[str, Any], arrays: Mapping[str, NDA
     graph._loose = (tails, heads, arrays["loose_times"])
     for tenant, session, time_s, numbers in values["sessions"]:
         graph._sessions.load(tenant, session, time_s, numbers)
-    if values["watermark_s"] is not None:
-        graph._clock.watermark_s = float(values["watermark_s"])
-    graph._clock.ahead = int(values["ahead"])
+    graph._clock.load_values(values)
     graph.events_applied = int(values["events_applied"])
     if "recent_numbers" in arrays:
         _unpack(graph._recent, arrays)
@@ -205,12 +206,10 @@ def _fill(graph: HeatTables, values: Mapping[str, Any], arrays: Mapping[str, NDA
 def _check(graph: HeatTables) -> None:
     """Raise InputError where what was filled in breaks an invariant; milliseconds at any size."""
     count = len(graph._keys)
-    newest_s = graph._clock.watermark_s
+    newest_s = graph._clock.newest_s
     recent, tracker = graph._recent, graph._tracker
     if len(graph._table) != count:
         raise InputError(f"{count} keys, of which {len(graph._table)} are different")
-    if newest_s != NEVER and not abs(newest_s) < TIME_S_MAX:
-        raise InputError(f"newest time {newest_s} is no Unix time")
     rates = np.array(graph._counts.law.rates)
     landmarks = graph._counts.landmarks
     if landmarks.shape != rates.shape:
@@ -229,16 +228,16 @@ def _check(graph: HeatTables) -> None:
     for name, found, least, most in (
         ("counts", (graph._counts.parts,), 0.0, huge),
         ("landmarks", (landmarks,), NEVER, huge),
-        ("events", (np.array([graph._clock.ahead, graph.events_applied]),), 0, 1 << 62),
+        ("events", (np.array([graph.events_applied]),), 0, 1 << 62),
         ("times", (graph._last[:count], graph._deleted[:count]), NEVER, newest_s),
         ("ranks", (graph._rank, *tracked), -huge, huge),
         ("edges' heads", (graph._edges.targets[:count],), -1, count - 1),
         ("edges' weights", (graph._edges.weights[:count],), 0.0, huge),
         ("loose edges", graph._loose[:2], 0, count - 1),
-        ("loose edges' times", (graph._loose[2],), -TIME_S_MAX, newest_s),
+        ("loose edges' times", (graph._loose[2],), -HEAT_S_MAX, newest_s),
         ("sessions' chunks", (np.array(numbers, dtype=np.int64),), 0, count - 1),
         ("newest accesses", (recent.numbers,), np.iinfo(np.int64).min, count - 1),
-        ("newest accesses' times", (recent.times_s,), -TIME_S_MAX, newest_s),
+        ("newest accesses' times", (recent.times_s,), -HEAT_S_MAX, newest_s),
         ("newest accesses' amounts", (recent.amounts,), 0.0, huge),
     ):
         for array in found:

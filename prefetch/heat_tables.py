@@ -41,8 +41,8 @@ class HeatTables:
     """Decayed demand and links of content keys, as they stand. One thread at a time.
 
     Invariants: every key has one number, ``0 <= number < key_count``; at most ``heat_keys_max``
-    keys; less than a block of loose edges; ``watermark_s`` is the newest believed event time and
-    never falls.
+    keys; less than a block of loose edges; times are kept in the heat's own (`heat_clock`), and
+    none is after the newest believed event.
     """
 
     def __init__(
@@ -68,7 +68,9 @@ class HeatTables:
         self._loose = no_edges()  # tail, head, time; fewer than a block
         self._sessions = SessionTable()  # the first chunks of each session's last turn
         self._clock = EventClock(
-            jump_s_max=config.heat_jump_s_max, jump_events=config.heat_jump_events
+            jump_s_max=config.heat_jump_s_max,
+            jump_events=config.heat_jump_events,
+            silence_s_max=config.heat_silence_s_max,
         )
         self.events_applied = 0
 
@@ -88,7 +90,10 @@ class HeatTables:
 
     @property
     def watermark_s(self) -> float:
-        """The newest believed event time, Unix seconds; minus infinity before the first."""
+        """The newest believed event, Unix seconds; minus infinity before the first.
+
+        It falls where a clock that was far ahead is put right.
+        """
         return self._clock.watermark_s
 
     @property
@@ -154,7 +159,7 @@ class HeatTables:
             Content key -> probability, seeds included; deleted keys left out.
         """
         last = self._last[: len(self._keys)]
-        recent = np.flatnonzero(last >= max(now_s, self._newest()) - 60.0 * minutes)
+        recent = np.flatnonzero(last >= self._now(now_s) - 60.0 * minutes)
         if len(recent) > seeds_max:
             recent = recent[np.argsort(-last[recent], kind="stable")[:seeds_max]]
         seeds = dict.fromkeys(recent.tolist(), 1.0)
@@ -217,7 +222,7 @@ class HeatTables:
             key: Any content key.
             now_s: Unix seconds; a time before the newest event counts as that event's.
         """
-        now = max(now_s, self._newest())
+        now = self._now(now_s)
         number = self._table.find(*key)
         if number >= 0:
             return float(self._counts.values(now, np.array([number], dtype=np.int64))[0])
@@ -246,7 +251,7 @@ class HeatTables:
     def coverage_later(self, now_s: float, tenant: str | None = None) -> Callable[[], Coverage]:
         """Read what `coverage` needs and return the rest of its work; see `demand_later`."""
         rows, demand = self._rows(tenant), self._all_counts(now_s)
-        now, recent = max(now_s, self._newest()), self._recent.copy()
+        now, recent = self._now(now_s), self._recent.copy()
         deleted_s = self._deleted[: len(self._keys)].copy()
         law = self._counts.law
 
@@ -267,11 +272,11 @@ class HeatTables:
         """Return the accesses later than a time, of the newest `KEPT_ACCESSES`; each counts one.
 
         Args:
-            time_s: Unix seconds, by the events' own believed times.
+            time_s: Unix seconds, by the clocks that give events their times.
         """
         recent = self._recent
         numbers, times_s = recent.numbers, recent.times_s
-        late = times_s > time_s
+        late = times_s > self._clock.heat_s(time_s)
         numbers, times_s = numbers[late], times_s[late]
         known = numbers >= 0
         outside = int(np.count_nonzero(~known))
@@ -294,7 +299,7 @@ class HeatTables:
         if not keys:
             return {}
         config = self.settings
-        now = max(now_s, self._newest())
+        now = self._now(now_s)
         counts = self._counts.values(now, rows)
         rank = self._padded_rank(len(self._keys))[rows] * len(self._keys)
         values = heat_score(
@@ -314,7 +319,7 @@ class HeatTables:
         number = self._table.find(*key)
         if number < 0 or self._last[number] == NEVER:
             return None
-        now = max(now_s, self._newest())
+        now = self._now(now_s)
         row = np.array([number], dtype=np.int64)
         return {
             "score": self.scores(now_s, key[0])[key],
@@ -336,7 +341,11 @@ class HeatTables:
         return sorted(shares, key=lambda pair: (-pair[1], pair[0]))
 
     def _newest(self) -> float:
-        return self.watermark_s if self.watermark_s != NEVER else -1e12
+        newest_s = self._clock.newest_s
+        return newest_s if newest_s != NEVER else -1e12
+
+    def _now(self, now_s: float) -> float:
+        return max(self._clock.heat_s(now_s), self._newest())
 
     def _selected(self, tenant: str | None) -> tuple[list[ContentKey], Ints]:
         rows = self._rows(tenant)
@@ -344,7 +353,7 @@ class HeatTables:
 
     def _all_counts(self, now_s: float) -> Floats:
         # Of all keys also where some would do: a slice is several times as quick as a choice.
-        return self._counts.values(max(now_s, self._newest()), slice(0, len(self._keys)))
+        return self._counts.values(self._now(now_s), slice(0, len(self._keys)))
 
     def _rows(self, tenant: str | None) -> Ints:
         if tenant is None:

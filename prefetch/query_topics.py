@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from stoker.errors import InputError
 from stoker.prefetch.entities import Entities, EntityFinder, SpacyFinder
 from stoker.prefetch.events import SEARCH_PERFORMED, Event
-from stoker.prefetch.heat_clock import NEVER, EventClock
+from stoker.prefetch.heat_clock import EventClock
 from stoker.prefetch.protocols import ContentKey
 from stoker.prefetch.settings import TOPICS_OFF, PrefetchSettings
 from stoker.prefetch.snapshot import SnapshotCorrupt, pack, unpack
@@ -64,7 +64,9 @@ class QueryTopics:
             edges_max=config.topics_edges_per_node_max,
         )
         self._clock = EventClock(
-            jump_s_max=config.heat_jump_s_max, jump_events=config.heat_jump_events
+            jump_s_max=config.heat_jump_s_max,
+            jump_events=config.heat_jump_events,
+            silence_s_max=config.heat_silence_s_max,
         )
 
     @classmethod
@@ -106,9 +108,8 @@ class QueryTopics:
             InputError: a time is not finite.
         """
         times = np.array([event.time_s for event in events], dtype=np.float64)
-        if arrived_s is not None:
-            times = np.minimum(times, np.asarray(arrived_s, dtype=np.float64))
-        believed = self._clock.take(self._clock.believe(times), len(times))
+        arrived = None if arrived_s is None else np.asarray(arrived_s, dtype=np.float64)
+        believed = self._clock.take(self._clock.believe(times, arrived), len(times))
         for event, time_s in zip(events, believed.tolist(), strict=True):
             if event.type != SEARCH_PERFORMED or not event.query:
                 continue
@@ -127,7 +128,7 @@ class QueryTopics:
         Args:
             now_s: Unix seconds; a time before the newest event counts as that event's.
         """
-        return self._heat.lift(max(now_s, self._clock.watermark_s))
+        return self._heat.lift(self._now(now_s))
 
     def expected(self, query: str, tenant: str, now_s: float) -> dict[ContentKey, float]:
         """Return the accesses per chunk that the nodes of a query lead one to expect, >= 0.
@@ -144,8 +145,11 @@ class QueryTopics:
             nodes += self._terms.peek(self._cut(query))
         return self._heat.expected(
             [(kind, name, tenant) for kind, name in nodes],
-            max(now_s, self._clock.watermark_s),
+            self._now(now_s),
         )
+
+    def _now(self, now_s: float) -> float:
+        return max(self._clock.heat_s(now_s), self._clock.newest_s)
 
     def _entities_of(self, query: str) -> list[Node]:
         return [] if self._entities is None else self._entities.of(query)
@@ -159,9 +163,7 @@ class QueryTopics:
         values, arrays = self._heat.to_state()
         if self._terms is not None:
             values["terms"] = self._terms.to_state()
-        clock = self._clock
-        values["watermark_s"] = None if clock.watermark_s == NEVER else clock.watermark_s
-        values["ahead"] = clock.ahead
+        values |= self._clock.to_values()
         return pack(_KIND, values, arrays)
 
     def restore(self, data: bytes) -> None:
@@ -173,13 +175,11 @@ class QueryTopics:
         values, arrays = unpack(_KIND, data)
         try:
             self._heat.load_state(values, arrays)
+            self._clock.load_values(values)
         except InputError as error:
             raise SnapshotCorrupt(f"topics in a snapshot: {error}") from error
         if self._terms is not None and "terms" in values:
             self._terms.load_state(values["terms"])
-        if values["watermark_s"] is not None:
-            self._clock.watermark_s = values["watermark_s"]
-        self._clock.ahead = values["ahead"]
 
     def check(self) -> None:
         """Raise AssertionError on the first broken invariant."""

@@ -40,7 +40,15 @@ class PrefetchSettings:
         "Seconds.",
     )
     heat_jump_events: int = _setting(
-        8, "Events in a row that make a jump of the clock believed, e.g. after a night. Count."
+        8,
+        "Events in a row that agree and are odd until a silence, e.g. a night, or another clock is "
+        "believed. Count.",
+    )
+    heat_silence_s_max: float = _setting(
+        604800.0,
+        "A jump of more than this is no silence but another clock: nothing ages by it, and its "
+        "events count as now. Not below service.event_retention_s: partitions of a log that is "
+        "caught up with may be so far apart. Seconds.",
     )
     heat_decay: str = _setting(
         "hyperbolic",
@@ -191,6 +199,7 @@ class PrefetchSettings:
             "heat_tau_s",
             "heat_half_life_s",
             "heat_jump_s_max",
+            "heat_silence_s_max",
             "graph_edge_half_life_s",
             "graph_session_gap_s",
             "pagerank_tolerance",
@@ -199,6 +208,11 @@ class PrefetchSettings:
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0.0):
                 raise ConfigError(f"{name} must be finite and > 0, got {value!r}")
+        if self.heat_silence_s_max < self.heat_jump_s_max:
+            raise ConfigError(
+                f"heat_silence_s_max must be >= heat_jump_s_max ({self.heat_jump_s_max!r}), got "
+                f"{self.heat_silence_s_max!r}"
+            )
         if self.heat_decay not in DECAY_KINDS:
             raise ConfigError(f"heat_decay must be one of {DECAY_KINDS}, got {self.heat_decay!r}")
         if not 0.0 <= self.heat_queue_threshold <= self.heat_fast_threshold <= 1.0:
