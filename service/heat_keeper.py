@@ -1,7 +1,8 @@
 """The thread that keeps the heat: it follows the event log and saves heat and offsets as one.
 
 Events of the past matter most in the first seconds after a start, so the keeper also knows when it
-has caught up with the log; a warm-up waits for that where there was no snapshot to start from.
+has caught up with the log; a warm-up waits for that where there was no snapshot to start from, but
+not for a log that cannot be reached.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from stoker.service.dead_letters import DeadLetters
 from stoker.service.heat_sink import HeatSink
 from stoker.service.heat_topic import HeatPublisher, read_heat
 from stoker.service.snapshot_file import write_snapshot
-from stoker.service.streams import EventLog, LogFull, LogUnavailable
+from stoker.service.streams import EventLog, LogFull, LogUnavailable, MemberFenced
 
 log = structlog.get_logger(__name__)
 
@@ -32,6 +33,7 @@ _FIRST_POLL_S = 0.2
 _JOIN_S = 20.0  # longest wait for partitions; those of a member that died move after 15 s
 _RESTART_S = 5.0
 _RETRY_S = 1.0
+_AWAY_S = 2.0  # how long a warm-up waits for a log that is away: brokers take turns to restart
 
 
 class HeatKeeper:
@@ -88,6 +90,7 @@ class HeatKeeper:
         self._caught_up = threading.Event()
         self._waited = threading.Event()  # caught up, or nothing to wait for
         self._thread: threading.Thread | None = None
+        self._away_since_s: float | None = None  # until we have caught up
         self._loop = self._restored()
         # Of this start: a snapshot that is written later says nothing about it.
         self._had_snapshot = self.sink.key_count > 0
@@ -138,7 +141,8 @@ class HeatKeeper:
     def wait_caught_up(self, timeout_s: float) -> bool:
         """Wait until the heat holds what the log held when we joined; tells whether it does.
 
-        Ends early where this member gets no partitions to read, and where the keeper stops.
+        Ends early where this member gets no partitions to read, where the log is away for longer
+        than a moment, and where the keeper stops.
         """
         self._waited.wait(timeout_s)
         return self._caught_up.is_set()
@@ -225,6 +229,7 @@ class HeatKeeper:
                 if _answers(heat_log):  # only this topic does not: the events have it all
                     return
                 waiting = True  # the events cannot be read either
+                self._note_away(error)
                 self._stop.wait(_RETRY_S)
             except (StokerError, OSError) as error:
                 log.warning("service.heat_topic_unusable", topic=topic, reason=str(error))
@@ -247,17 +252,23 @@ class HeatKeeper:
         partitions has none for some of them, and those would wait for ever.
         """
         began = self._monotonic()
-        while not self._stop.is_set() and not self._waited.is_set():
+        unassigned = False
+        while not (self._stop.is_set() or unassigned or self._caught_up.is_set()):
             try:
                 self._loop.step(_FIRST_POLL_S)
                 if not self._loop.partitions:
                     if self._monotonic() - began >= _JOIN_S:
+                        unassigned = True
                         self._waited.set()
                         log.warning("service.heat_unassigned", topic=self._topic, group=self._group)
                     continue
                 known = self._loop.measure_lag()
-            except (LogUnavailable, LogFull):
-                return  # `run` says so, and goes on when the log is back
+            except (LogUnavailable, LogFull) as error:
+                if self._note_away(error):
+                    return  # `run` says so, and goes on when the log is back
+                self._stop.wait(_RETRY_S)
+                continue
+            self._away_since_s = None
             stats = self._loop.stats()
             if known and stats.lag == 0:
                 self._caught_up.set()
@@ -268,6 +279,24 @@ class HeatKeeper:
                     keys=self.sink.key_count,
                     seconds=round(self._monotonic() - began, 3),
                 )
+
+    def _note_away(self, error: LogUnavailable | LogFull) -> bool:
+        """Let the warm-up begin if the log stays away; returns whether it may."""
+        now_s = self._monotonic()
+        if self._away_since_s is None:
+            self._away_since_s = now_s
+        away_s = now_s - self._away_since_s
+        for_good = isinstance(error, MemberFenced)
+        if (for_good or away_s >= _AWAY_S) and not self._waited.is_set():
+            self._waited.set()
+            log.warning(
+                "service.heat_log_away",
+                topic=self._topic,
+                away_s=round(away_s, 3),
+                keys=self.sink.key_count,
+                reason=str(error),
+            )
+        return self._waited.is_set()
 
 
 def _answers(event_log: EventLog) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,15 @@ from stoker.service.embedded_log import EmbeddedLog
 from stoker.service.embedded_topic import EmbeddedOptions
 from stoker.service.heat_keeper import HeatKeeper
 from stoker.service.heat_sink import HeatSink
+from stoker.service.heat_topic import HEAT_TOPIC, heat_topic_spec
 from stoker.service.publisher import Publisher
-from stoker.service.streams import DEAD_LETTERS_TOPIC, EVENTS_TOPIC, Consumer, TopicSpec
+from stoker.service.streams import (
+    DEAD_LETTERS_TOPIC,
+    EVENTS_TOPIC,
+    Consumer,
+    LogUnavailable,
+    TopicSpec,
+)
 
 COUNT = 40
 
@@ -146,6 +154,67 @@ def test_a_member_without_partitions_does_not_hold_up_the_warm_up(
     assert not asked, "the lag of no partitions"
     keeper._loop.close()
     other.close()
+    log.close()
+
+
+def _away_for(log: EmbeddedLog, monkeypatch: pytest.MonkeyPatch, *, tries: int | None) -> Any:
+    """Let nobody join in so many tries, or, with None, until the event returned is set."""
+    join, back, left = log.consumer, threading.Event(), itertools.count()
+
+    def away(*args: Any, **named: Any) -> Consumer:
+        if not back.is_set() and (tries is None or next(left) < tries):
+            raise LogUnavailable("away")
+        return join(*args, **named)
+
+    monkeypatch.setattr(log, "consumer", away)
+    monkeypatch.setattr("stoker.service.heat_keeper._RETRY_S", 0.0)
+    return back
+
+
+@pytest.mark.parametrize("heat_topic", [True, False])
+def test_a_log_that_is_away_does_not_hold_up_the_warm_up(
+    heat_topic: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = _log(tmp_path, range(COUNT))
+    back = _away_for(log, monkeypatch, tries=None)
+    monkeypatch.setattr("stoker.service.heat_keeper._AWAY_S", 0.0)
+    known, take = threading.Event(), HeatSink.apply_batch
+
+    def taken(sink: HeatSink, *args: Any, **named: Any) -> None:
+        take(sink, *args, **named)
+        if sink.key_count == COUNT:
+            known.set()
+
+    monkeypatch.setattr(HeatSink, "apply_batch", taken)
+    more: dict[str, Any] = {}
+    if heat_topic:
+        log.ensure_topic(heat_topic_spec(HEAT_TOPIC))
+        log.append(HEAT_TOPIC, b"k", [b"no head: all events are read"])
+        monkeypatch.setattr("stoker.service.heat_keeper._answers", lambda _: back.is_set())
+        more["heat_topic"] = (log, HEAT_TOPIC)
+    keeper = _keeper(log, tmp_path, **more)
+    with structlog.testing.capture_logs() as lines:
+        keeper.start()
+        # Only the log's return would end a wait for it.
+        assert keeper.demand_for_warmup(1.8e9 + COUNT, wait_s=3600.0) == {}
+        back.set()
+        assert known.wait(60.0)
+        assert keeper.stop(60.0)
+    assert [line["event"] for line in lines].count("service.heat_log_away") == 1
+    assert len(keeper.demand(1.8e9 + COUNT)) == COUNT
+    log.close()
+
+
+def test_a_log_that_is_away_for_a_moment_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = _log(tmp_path, range(COUNT))
+    _away_for(log, monkeypatch, tries=3)
+    keeper = _keeper(log, tmp_path)
+    monkeypatch.setattr("stoker.service.heat_keeper._AWAY_S", 3600.0)
+    keeper.start()
+    assert len(keeper.demand_for_warmup(1.8e9 + COUNT, wait_s=60.0)) == COUNT
+    assert keeper.stop(60.0)
     log.close()
 
 
