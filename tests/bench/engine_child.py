@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import sys
 import time
 from pathlib import Path
@@ -16,15 +17,17 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 
-def join(groups: list[str]) -> None:
-    """Enter control groups; before the large imports, whose memory is then theirs too."""
+def join(groups: list[str], mapped_bytes_max: int) -> None:
+    """Enter control groups and a limit, before the large imports, whose memory then counts too."""
     for procs in groups:
         Path(procs).write_text(str(os.getpid()))
+    if mapped_bytes_max:
+        resource.setrlimit(resource.RLIMIT_AS, (mapped_bytes_max, mapped_bytes_max))
 
 
 if __name__ == "__main__":
     JOB = json.loads(Path(sys.argv[1]).read_text())
-    join(JOB["groups"])
+    join(JOB["groups"], JOB["mapped_bytes_max"])
 
 import engine_sealing  # noqa: E402
 import engine_stages  # noqa: E402

@@ -33,6 +33,7 @@ class Job:
         vectors: File of vectors to build from.
         groups: Control groups' process files to join before anything else.
         io_group: The one of them that counts reads.
+        mapped_bytes_max: What the process may map in all; 0 for no limit.
         started: Monotonic clock when the process was started.
     """
 
@@ -57,6 +58,7 @@ class Job:
     vectors: str = ""
     groups: list[str] = dataclasses.field(default_factory=list)
     io_group: str = ""
+    mapped_bytes_max: int = 0
     started: float = 0.0
 
     def write(self, path: Path) -> None:

@@ -170,7 +170,7 @@ def budget(
     Stoker with everything resident and no limit, which the others are compared with.
     """
     peers = [peer for peer in bench.peers if PEERS[peer].budget_mode]
-    constants = {peer: _constant(bench, peer, streams["uniform"].asked) for peer in peers}
+    constants = {peer: constant_bytes(bench, peer, streams["uniform"].asked) for peer in peers}
     found: dict[str, Any] = {
         "index_bytes": bench.bytes_of("stoker"),
         "slack_bytes": SLACK_BYTES,
@@ -187,7 +187,7 @@ def budget(
                 continue
             for volume in plan.volumes:
                 key = f"{peer}/{name}/{target}/{share}/{volume.name}"
-                job, limit = _budget_job(bench, peer, streams[name], share, constants[peer])
+                job, limit = budget_job(bench, peer, streams[name], share, constants[peer])
                 opened = {"mode": job.mode, "memory_bytes": job.memory_bytes, "heat": job.heat}
                 if peer != "stoker" or share == 1.0:
                     opened = {}
@@ -203,7 +203,7 @@ def budget(
     return found
 
 
-def _constant(bench: Bench, peer: str, asked: Questions) -> int:
+def constant_bytes(bench: Bench, peer: str, asked: Questions) -> int:
     """What a process of an engine holds with no index; the queries are in it."""
     alone = bench.run(bench.job("empty", peer), asked)
     if "error" in alone:
@@ -211,7 +211,7 @@ def _constant(bench: Bench, peer: str, asked: Questions) -> int:
     return int(alone["memory"]["rss_bytes"])
 
 
-def _budget_job(
+def budget_job(
     bench: Bench, peer: str, stream: Stream, share: float, constant: int
 ) -> tuple[Job, int]:
     """The measurement and its memory limit; 0 for none."""

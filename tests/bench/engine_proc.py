@@ -28,6 +28,7 @@ def memory() -> dict[str, int]:
         "rss_bytes": status_bytes("VmRSS"),
         "rss_anon_bytes": status_bytes("RssAnon"),
         "peak_rss_bytes": status_bytes("VmHWM"),
+        "mapped_bytes": status_bytes("VmPeak"),
     }
 
 
