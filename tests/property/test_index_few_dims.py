@@ -89,6 +89,17 @@ def test_neighbors_whose_cosines_round_to_one_are_told_apart(tmp_path: Path) -> 
         assert (reached < hits.summary.recall_bound - 1e-6).mean() <= 0.05
 
 
+def test_rounded_scores_cost_no_promise(tmp_path: Path) -> None:
+    """All queries lie as near to rows as those of calibration, but for what a float rounds."""
+    rng = np.random.default_rng(6)
+    vectors = rng.standard_normal((20_000, 2)).astype(np.float32)
+    build_segment(tmp_path / "s", vectors, metric="cosine", m=8, ef_construction=20, threads=1)
+    with Segment.open(tmp_path / "s") as segment:
+        angles = np.arctan2(vectors[:200, 1], vectors[:200, 0]) + np.float32(1e-5)
+        queries = np.stack([np.cos(angles), np.sin(angles)], axis=1) * np.float32(3.1)
+        assert (segment.search(queries, K).summary.recall_bound > 0).all()
+
+
 @Metrics
 def test_a_scan_tells_them_apart_too(metric: str) -> None:
     vectors = arc(1000)
