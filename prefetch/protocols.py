@@ -106,6 +106,15 @@ class ResidencyReader(Protocol):
 
 
 @runtime_checkable
+class RoomReader(Protocol):
+    """A source that knows how much it can hold."""
+
+    def has_room_for_all(self) -> bool:
+        """Tell whether everything that it offers can be resident at once."""
+        ...
+
+
+@runtime_checkable
 class RecallReader(Protocol):
     """A source that can say what its answers are worth by what is resident."""
 

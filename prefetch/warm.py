@@ -30,6 +30,7 @@ from stoker.prefetch.protocols import (
     LoadOutcome,
     RecallReader,
     ResidencyReader,
+    RoomReader,
     UnitBatch,
     WarmSource,
 )
@@ -279,6 +280,7 @@ class _Run:
             round_bytes=limits.round_bytes,
             coverage=limits.coverage,
             unit_means=self._unit_benefit,
+            roomy=self._roomy() if limits.deadline_s is None else (),
         )
         self._steps = list(plan.steps)
         self._count(plan)
@@ -292,6 +294,14 @@ class _Run:
             predicted_hit_ratio=round(self.planned_hit_ratio, 4),
             plan_ms=round(seconds * 1e3, 2),
         )
+
+    def _roomy(self) -> set[str]:
+        """Return the sources that can hold all that they offer."""
+        holding = {
+            (name, isinstance(owner, RoomReader) and owner.has_room_for_all())
+            for (name, _), owner in self.owners.items()
+        }
+        return {name for name, holds in holding if holds and (name, False) not in holding}
 
     def _offer(self, batches: Sequence[UnitBatch]) -> None:
         """Weigh all units by this heat: also what was loaded by an earlier one."""

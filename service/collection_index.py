@@ -158,6 +158,11 @@ class CollectionIndex:
         """Return the bytes of all pages."""
         return self._collection.total_bytes()
 
+    def has_room_for_all(self) -> bool:
+        """Tell whether the budget holds all pages at once."""
+        resident = self._collection.resident()
+        return resident.total_bytes <= resident.budget_bytes
+
     def resident(self) -> Residency:
         """Return what is in memory now."""
         return self._collection.resident()

@@ -12,6 +12,7 @@ from stoker.prefetch.plan import (
     REASON_DENSITY,
     REASON_FILL,
     REASON_NAVIGATION,
+    REASON_WHOLE,
     SKIP_BUDGET,
     SKIP_TIME,
     plan_warm,
@@ -89,6 +90,36 @@ def test_rounds_cut_load_calls_and_keep_kinds_close() -> None:
     codes = batch("codes", 1, [1.0] * 8, unit_bytes=100)
     plan = plan_warm([links, codes], budget_bytes=None, round_bytes=400)
     assert [(s.kind, len(s.units)) for s in plan.steps] == [("links", 2), ("codes", 2)] * 4
+
+
+def test_where_all_fits_a_stage_is_read_in_the_order_of_the_file() -> None:
+    """By benefit every other page would be read first, and then the pages between them."""
+    hot = [float(i % 2) * (i + 1) for i in range(16)]
+    links = batch("links", 1, hot[:8])
+    codes = batch("codes", 1, hot)
+    vectors = batch("vectors", 2, hot[:4])
+    upper = batch("upper", 0, [1.0])
+    offered = [vectors, codes, links, upper]
+    plan = plan_warm(offered, budget_bytes=2_900, round_bytes=1_300, roomy={"index"})
+    assert [(s.kind, s.units.tolist(), s.reason) for s in plan.steps] == [
+        ("upper", [0], REASON_ALWAYS),
+        ("codes", list(range(8)), REASON_WHOLE),
+        ("links", list(range(4)), REASON_WHOLE),
+        ("codes", list(range(8, 16)), REASON_WHOLE),
+        ("links", list(range(4, 8)), REASON_WHOLE),
+        ("vectors", [0], REASON_WHOLE),  # what the round had room for
+        ("vectors", [1, 2, 3], REASON_WHOLE),
+    ]
+    assert plan.skips == ()
+    assert plan.predicted_hit_ratio == 1.0
+    # One page too many for the budget, or a source without the room: the hottest first.
+    for tight in (
+        plan_warm(offered, budget_bytes=2_800, roomy={"index"}),
+        plan_warm(offered, budget_bytes=None, roomy={"kvcache"}),
+    ):
+        first = next(step for step in tight.steps if step.kind == "codes")
+        assert first.units.tolist()[:3] == [15, 13, 11]
+        assert first.reason == REASON_NAVIGATION
 
 
 def test_explain_says_why_in_and_why_out() -> None:
