@@ -427,4 +427,5 @@ def _translated(
         kind = fatal if found.code() in _FATAL else LogUnavailable
         raise kind(f"Kafka at {options.bootstrap}: {action}: {found.str()}") from error
     except (BufferError, TimeoutError) as error:
-        raise LogUnavailable(f"Kafka at {options.bootstrap}: {action}: {error}") from error
+        detail = str(error) or type(error).__name__
+        raise LogUnavailable(f"Kafka at {options.bootstrap}: {action}: {detail}") from error

@@ -213,7 +213,10 @@ class HeatKeeper:
         waiting = False
         refused: set[str] = set()
         while not self._stop.is_set():
+            tried_s, answers = self._monotonic(), False
             try:
+                heat_log.check_health()  # a broker that is away may hold up all else for longer
+                answers = True
                 found = read_heat(heat_log, topic, event_topic=self._topic, besides=refused)
                 if found is None:
                     log.info("service.heat_topic_empty", topic=topic)
@@ -226,10 +229,12 @@ class HeatKeeper:
             except LogUnavailable as error:
                 if not waiting:
                     log.warning("service.heat_topic_unusable", topic=topic, reason=str(error))
-                if _answers(heat_log):  # only this topic does not: the events have it all
+                if answers and _answers(
+                    heat_log
+                ):  # only this topic does not: the events have it all
                     return
                 waiting = True  # the events cannot be read either
-                self._note_away(error)
+                self._note_away(error, tried_s)
                 self._stop.wait(_RETRY_S)
             except (StokerError, OSError) as error:
                 log.warning("service.heat_topic_unusable", topic=topic, reason=str(error))
@@ -254,6 +259,7 @@ class HeatKeeper:
         began = self._monotonic()
         unassigned = False
         while not (self._stop.is_set() or unassigned or self._caught_up.is_set()):
+            tried_s = self._monotonic()
             try:
                 self._loop.step(_FIRST_POLL_S)
                 if not self._loop.partitions:
@@ -264,7 +270,7 @@ class HeatKeeper:
                     continue
                 known = self._loop.measure_lag()
             except (LogUnavailable, LogFull) as error:
-                if self._note_away(error):
+                if self._note_away(error, tried_s):
                     return  # `run` says so, and goes on when the log is back
                 self._stop.wait(_RETRY_S)
                 continue
@@ -280,12 +286,11 @@ class HeatKeeper:
                     seconds=round(self._monotonic() - began, 3),
                 )
 
-    def _note_away(self, error: LogUnavailable | LogFull) -> bool:
+    def _note_away(self, error: LogUnavailable | LogFull, tried_s: float) -> bool:
         """Let the warm-up begin if the log stays away; returns whether it may."""
-        now_s = self._monotonic()
         if self._away_since_s is None:
-            self._away_since_s = now_s
-        away_s = now_s - self._away_since_s
+            self._away_since_s = tried_s
+        away_s = self._monotonic() - self._away_since_s
         for_good = isinstance(error, MemberFenced)
         if (for_good or away_s >= _AWAY_S) and not self._waited.is_set():
             self._waited.set()

@@ -205,6 +205,24 @@ def test_a_log_that_is_away_does_not_hold_up_the_warm_up(
     log.close()
 
 
+def test_a_log_that_takes_long_to_say_that_it_is_away_is_tried_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, now_s = _log(tmp_path, range(COUNT)), [0.0]
+    keeper = _keeper(log, tmp_path, monotonic=lambda: now_s[0])
+
+    def unanswered() -> None:
+        now_s[0] += 5.0
+        raise LogUnavailable("no answer")
+
+    monkeypatch.setattr(log, "check_health", unanswered)
+    monkeypatch.setattr(keeper._stop, "wait", lambda _: keeper._stop.set())
+    keeper._start_from_topic(log, HEAT_TOPIC)
+    assert now_s == [5.0]
+    assert keeper.demand_for_warmup(1.8e9 + COUNT, wait_s=3600.0) == {}
+    log.close()
+
+
 def test_a_log_that_is_away_for_a_moment_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
