@@ -219,7 +219,8 @@ class ServiceSettings:
         default=10.0,
         metadata={
             "help": "where there is no snapshot of the heat, how long the first warm-up waits for "
-            "it to be rebuilt from the log, s; a million events take about that"
+            "it to be rebuilt from the log, s; a million events take about that. A log that cannot "
+            "be reached is not waited for, once a few tries have shown it"
         },
     )
     embed_model: str = dataclasses.field(
