@@ -206,6 +206,16 @@ class RecentAccesses:
         below = np.append(0.0, np.cumsum(cells))
         return Coverage(unseen_ratio, tuple(below[:-1].tolist()), float(below[-1]))
 
+    def spans(self, total: float) -> list[tuple[int, int, float]]:
+        """Return the newest spans: from, to, and what an access counts; the newest first.
+
+        Args:
+            total: All demand, in accesses.
+        """
+        size = min(_span_accesses(total), len(self) // (2 * SPANS))
+        ends = [len(self) - n * size for n in range(SPANS)] if size else []
+        return [(end - size, end, _OLDER_RATIO**n) for n, end in enumerate(ends)]
+
     def check(self) -> None:
         """Raise InputError on the first broken invariant."""
         sizes = {len(self._numbers), len(self._times_s), len(self._amounts)}

@@ -20,6 +20,7 @@ from stoker.prefetch.decay import DecayedCounts, DecayLaw
 from stoker.prefetch.events import CHUNK_IDS_MAX
 from stoker.prefetch.graph import EdgeTable
 from stoker.prefetch.heat_clock import NEVER, EventClock
+from stoker.prefetch.held_back import HeldBack
 from stoker.prefetch.pagerank import LooseEdges, pagerank
 from stoker.prefetch.protocols import ContentKey
 from stoker.prefetch.query_topics import QueryTopics
@@ -265,6 +266,36 @@ class HeatTables:
                 asked=asked,
                 deleted_s=deleted_s,
             )
+
+        return rest
+
+    def held_back_later(self, now_s: float) -> Callable[[], list[HeldBack]]:
+        """Read the newest spans of accesses; see `held_back`, and `demand_later` for the rest."""
+        total = float(self._all_counts(now_s).sum())
+        now, recent = self._now(now_s), self._recent.copy()
+        deleted_s = self._deleted[: len(self._keys)].copy()
+        law, keys = self._counts.law, self._keys.copy()
+
+        def rest() -> list[HeldBack]:
+            found = []
+            for start, end, weight in recent.spans(total):
+                numbers, times_s = recent.numbers[start:end], recent.times_s[start:end]
+                worth = recent.amounts[start:end] * law.weight(now - times_s)
+                known = numbers >= 0
+                outside = int(np.count_nonzero(~known))
+                known[known] = times_s[known] > deleted_s[numbers[known]]
+                rows, places = np.unique(numbers[known], return_inverse=True)
+                named = [keys[row] for row in rows.tolist()]
+                counts, taken = np.bincount(places), np.bincount(places, weights=worth[known])
+                found.append(
+                    HeldBack(
+                        dict(zip(named, map(float, counts.tolist()), strict=True)),
+                        dict(zip(named, taken.tolist(), strict=True)),
+                        outside,
+                        weight,
+                    )
+                )
+            return found
 
         return rest
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from stoker.errors import InputError, StokerError
 from stoker.prefetch.coverage_curve import KNOWN, Coverage
+from stoker.prefetch.held_back import HeldBack, unit_coverage
 from stoker.prefetch.plan import (
     WarmPlan,
     WarmStep,
@@ -99,6 +100,7 @@ class _Limits:
     deadline_s: float | None
     round_bytes: int
     coverage: Coverage
+    held_back: Sequence[HeldBack]
 
 
 def run_warm(
@@ -110,6 +112,7 @@ def run_warm(
     deadline_s: float | None = None,
     round_bytes: int = 16 << 20,
     coverage: Coverage = KNOWN,
+    held_back: Sequence[HeldBack] = (),
     progress: Progress | None = None,
     control: WarmControl | None = None,
     loaded: WarmSet | None = None,
@@ -130,6 +133,8 @@ def run_warm(
         deadline_s: Seconds from now after which no load starts. Pauses count.
         round_bytes: See `plan_warm`.
         coverage: See `plan_warm`.
+        held_back: The newest accesses, on which the prediction is tried where there are any; it
+            stands on ``coverage`` otherwise.
         progress: Called with the mark of each finished stage, in this thread.
         control: Through which another thread pauses, resumes, re-prioritises or cancels it.
         loaded: Gets the units that became resident, for whoever measures later what they served.
@@ -145,7 +150,7 @@ def run_warm(
     started = clock()
     started_s = wall()
     sources = list(source) if isinstance(source, Sequence) else [source]
-    limits = _Limits(budget_bytes, bandwidth_bytes_s, deadline_s, round_bytes, coverage)
+    limits = _Limits(budget_bytes, bandwidth_bytes_s, deadline_s, round_bytes, coverage, held_back)
     run = _Run(sources, limits, clock, started, progress, control, loaded)
     run.plan(heat)
     run.load()
@@ -235,6 +240,7 @@ class _Run:
         self._steps: list[WarmStep] = []
         self._total = 0.0
         self._unit_benefit: Mapping[_LineKey, float] = {}
+        self._coverage = limits.coverage
         self._kinds: dict[tuple[str, str], _Coverage] = {}
         self._covered = 0.0
         self._anywhere = 0.0
@@ -253,7 +259,7 @@ class _Run:
         return predicted_ratio(
             covered=self._covered,
             total=self._total,
-            coverage=self._limits.coverage,
+            coverage=self._coverage,
             anywhere=self._anywhere,
         )
 
@@ -265,6 +271,9 @@ class _Run:
         limits = self._limits
         batches, self.owners = _collect(self._sources, heat)
         self._offer(batches)
+        if limits.held_back:
+            tried = unit_coverage(batches, self._sources, limits.held_back)
+            self._coverage = limits.coverage if tried is None else tried
         tried_bytes = sum(
             len(units) * tally.unit_bytes
             for tally in self.tallies.values()
@@ -278,7 +287,7 @@ class _Run:
             bandwidth_bytes_s=limits.bandwidth_bytes_s,
             deadline_s=self._left_s(),
             round_bytes=limits.round_bytes,
-            coverage=limits.coverage,
+            coverage=self._coverage,
             unit_means=self._unit_benefit,
             roomy=self._roomy() if limits.deadline_s is None else (),
         )
@@ -358,7 +367,7 @@ class _Run:
         self.planned_hit_ratio = predicted_ratio(
             covered=covered,
             total=self._total,
-            coverage=self._limits.coverage,
+            coverage=self._coverage,
             anywhere=anywhere,
         )
 

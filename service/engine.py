@@ -28,6 +28,7 @@ from stoker.kvcache.lookup import Reuse
 from stoker.kvcache.tenant_lookups import Fence
 from stoker.prefetch.coverage_curve import KNOWN, Coverage
 from stoker.prefetch.events import Event
+from stoker.prefetch.held_back import HeldBack
 from stoker.prefetch.protocols import WarmSource
 from stoker.prefetch.receipt import Receipt
 from stoker.prefetch.warm_set import Accesses
@@ -125,6 +126,7 @@ class Engine:
             receipt_path=receipt_path,
             finished=self._shown.note_receipt,
             coverage=self._coverage,
+            held_back=self._held_back,
             accesses_since=self._accesses_since,
             wall=wall,
         )
@@ -491,6 +493,10 @@ class Engine:
     def _coverage(self) -> Coverage:
         heat = self._parts.heat
         return KNOWN if heat is None else heat.coverage(self._wall())
+
+    def _held_back(self) -> list[HeldBack]:
+        heat = self._parts.heat
+        return [] if heat is None else heat.sink.held_back(self._wall())
 
     def _accesses_since(self, time_s: float) -> Accesses:
         heat = self._parts.heat

@@ -18,6 +18,7 @@ from stoker.kernels._core import EventBatch
 from stoker.prefetch.coverage_curve import Coverage
 from stoker.prefetch.events import Event
 from stoker.prefetch.heat import HeatGraph
+from stoker.prefetch.held_back import HeldBack
 from stoker.prefetch.protocols import ContentKey
 from stoker.prefetch.settings import PrefetchSettings
 from stoker.prefetch.warm_set import Accesses
@@ -92,6 +93,12 @@ class HeatSink:
         """Return how many coming accesses the hottest chunks will serve; see `HeatGraph`."""
         with self._lock:
             rest = self._graph.coverage_later(now_s, tenant)
+        return rest()
+
+    def held_back(self, now_s: float) -> list[HeldBack]:
+        """Return the newest spans of accesses, for a prediction; see `prefetch.held_back`."""
+        with self._lock:
+            rest = self._graph.held_back_later(now_s)
         return rest()
 
     def accesses_since(self, time_s: float) -> Accesses:

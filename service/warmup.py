@@ -17,6 +17,7 @@ import structlog
 
 from stoker.errors import InputError, StokerError, UnavailableError
 from stoker.prefetch.coverage_curve import KNOWN, SPAN_ACCESSES_MIN, Coverage
+from stoker.prefetch.held_back import HeldBack
 from stoker.prefetch.protocols import ContentKey, WarmSource
 from stoker.prefetch.receipt import Receipt, StageMark
 from stoker.prefetch.settings import PrefetchSettings
@@ -72,6 +73,7 @@ class WarmupRunner:
         receipt_path: Path | None,
         finished: Callable[[Receipt], None] = lambda receipt: None,
         coverage: Callable[[], Coverage] = lambda: KNOWN,
+        held_back: Callable[[], Sequence[HeldBack]] = tuple,
         accesses_since: Callable[[float], Accesses] = lambda since_s: Accesses(),
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -84,6 +86,7 @@ class WarmupRunner:
             finished: Called with each receipt, in the warm-up's thread.
             coverage: Gives how many accesses a share of the demand serves, for the prediction;
                 called after ``demand``, in the warm-up's thread.
+            held_back: Gives the newest accesses, on which the prediction is tried; likewise.
             accesses_since: Gives the accesses later than a Unix time, for `measure`.
             wall: Unix seconds, by the clock that gives events their times.
         """
@@ -93,6 +96,7 @@ class WarmupRunner:
         self._receipt_path = receipt_path
         self._finished = finished
         self._coverage = coverage
+        self._held_back = held_back
         self._accesses_since = accesses_since
         self._wall = wall
         self._lock = threading.Lock()
@@ -319,6 +323,7 @@ class WarmupRunner:
             deadline_s=deadline_s,
             round_bytes=self._settings.plan_round_bytes,
             coverage=self._coverage() if demand else KNOWN,
+            held_back=self._held_back() if demand else (),
             progress=self._note,
             control=control,
             loaded=loaded,

@@ -315,6 +315,7 @@ class _Loader:
             settings=PrefetchSettings(),
             receipt_path=None,
             coverage=lambda: KNOWN if heat is None else heat.coverage(now_s),
+            held_back=lambda: () if heat is None else heat.sink.held_back(now_s),
             accesses_since=lambda since_s: self._asked,
         )
         self._runner = runner

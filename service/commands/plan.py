@@ -54,6 +54,7 @@ def run(args: argparse.Namespace) -> int:
     from stoker.errors import InputError
     from stoker.index.collection import Collection
     from stoker.prefetch.coverage_curve import KNOWN
+    from stoker.prefetch.held_back import unit_coverage
     from stoker.prefetch.plan import plan_warm
     from stoker.service.collection_index import CollectionIndex
 
@@ -75,13 +76,17 @@ def run(args: argparse.Namespace) -> int:
         )
         bandwidth = None if args.bandwidth_mib_s is None else args.bandwidth_mib_s * _MIB
         started = time.perf_counter()
+        coverage = KNOWN
+        if graph is not None and demand:
+            tried = unit_coverage(batches, [source], graph.held_back_later(now_s)())
+            coverage = graph.coverage(now_s) if tried is None else tried
         plan = plan_warm(
             batches,
             budget_bytes=budget,
             bandwidth_bytes_s=bandwidth,
             deadline_s=args.deadline_s,
             round_bytes=config.prefetch.plan_round_bytes,
-            coverage=graph.coverage(now_s) if graph is not None and demand else KNOWN,
+            coverage=coverage,
         )
         facts = _facts(plan, batches, budget, total, len(demand), time.perf_counter() - started)
         if args.explain is not None:

@@ -11,64 +11,22 @@ client: the servers are never overloaded.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import platform
-import re
-import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import structlog
+from served_process import Served
 
 from stoker.index.collection_build import build_collection
-from stoker.service.client import Client
 
 MODES = ("off", "observe", "act")
 BLOCK = 100
-
-
-class Served:
-    """A server in a mode, and what it answered."""
-
-    def __init__(self, index: Path, state: Path, mode: str) -> None:
-        clean = {k: v for k, v in os.environ.items() if not k.startswith("STOKER_")}
-        settings = {
-            "STOKER_SERVICE_PLACEMENT": mode,
-            "STOKER_SERVICE_WARM": "none",
-            "STOKER_SERVICE_WRITES": "off",
-            "STOKER_SERVICE_STATE_DIR": str(state),
-        }
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "stoker", "serve", str(index), "--port", "0", "--json"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env=clean | settings,
-        )
-        assert self.process.stdout is not None
-        lines = map(json.loads, self.process.stdout)
-        self.url = next(line for line in lines if line["event"] == "listening")["url"]
-        self.client = Client(self.url, deadline_s=60.0)
-        self.seconds: list[float] = []
-
-    def metric(self, name: str) -> float:
-        with urllib.request.urlopen(f"{self.url}/metrics", timeout=60) as answer:
-            page = answer.read().decode()
-        found = re.search(rf"^{name} (\S+)$", page, flags=re.MULTILINE)
-        assert found, name
-        return float(found[1])
-
-    def stop(self) -> None:
-        self.client.close()
-        self.process.terminate()
-        self.process.communicate(timeout=60)
 
 
 def run(rows: int, searches: int, rate: float) -> dict[str, dict[str, float]]:
@@ -82,7 +40,12 @@ def run(rows: int, searches: int, rate: float) -> dict[str, dict[str, float]]:
     with tempfile.TemporaryDirectory() as folder:
         index = Path(folder) / "collection"
         build_collection(index, vectors, [f"c{i}" for i in range(rows)], metric="cosine")
-        servers = {mode: Served(index, Path(folder) / mode, mode) for mode in MODES}
+        servers = {
+            mode: Served(
+                index, Path(folder) / mode, {"SERVICE_PLACEMENT": mode, "SERVICE_WARM": "none"}
+            )
+            for mode in MODES
+        }
         try:
             for server in servers.values():
                 for row in asked[:200]:
