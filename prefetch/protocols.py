@@ -24,11 +24,12 @@ KIND_REFINE = "refine"
 KIND_VECTORS = "vectors"
 KIND_KV_BLOCK = "kv_block"
 
-NAVIGATION_KINDS = frozenset({KIND_LINKS, KIND_COARSE, KIND_CODES})
-"""Kinds that pay off only together: a hop reads a node's links and its neighbors' codes."""
+NAVIGATION_KINDS = frozenset({KIND_LINKS, KIND_COARSE, KIND_CODES, KIND_VECTORS})
+"""Kinds that pay off only together: a hop reads a node's links and its neighbors' codes, or their
+vectors, where those are no longer than a code."""
 
 NAVIGATION_STAGE = 1
-"""The stage at which they are offered; codes offered later are not navigated on."""
+"""The stage at which they are offered; codes and vectors offered later are not navigated on."""
 
 
 @dataclass(frozen=True)

@@ -40,12 +40,13 @@ def test_upper_layers_come_first_even_over_budget() -> None:
     assert [(s.kind, s.units, s.reason) for s in plan.skips] == [("vectors", 1, SKIP_BUDGET)]
 
 
-def test_links_and_codes_rise_together() -> None:
+@pytest.mark.parametrize("walked", ["codes", "coarse", "vectors"])
+def test_links_and_what_walks_compare_rise_together(walked: str) -> None:
     links = batch("links", 1, [8.0, 4.0, 2.0, 1.0], unit_bytes=100)
-    codes = batch("codes", 1, [8.0, 4.0, 2.0, 1.0], unit_bytes=300)
+    codes = batch(walked, 1, [8.0, 4.0, 2.0, 1.0], unit_bytes=300)
     plan = plan_warm([links, codes], budget_bytes=800)
     kept = {s.kind: s.units.tolist() for s in plan.steps}
-    assert kept == {"links": [0, 1], "codes": [0, 1]}
+    assert kept == {"links": [0, 1], walked: [0, 1]}
     assert all(s.reason == REASON_NAVIGATION for s in plan.steps)
     assert plan.predicted_hit_ratio == pytest.approx(24 / 30)
 
