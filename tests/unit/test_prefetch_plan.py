@@ -124,7 +124,7 @@ def test_where_all_fits_a_stage_is_read_in_the_order_of_the_file() -> None:
 
 
 def test_explain_says_why_in_and_why_out() -> None:
-    plan = plan_warm([batch("vectors", 1, [3.0, 2.0, 1.0])], budget_bytes=200)
+    plan = plan_warm([batch("vectors", 2, [3.0, 2.0, 1.0])], budget_bytes=200)
     assert "after 100 bytes: benefit per byte" in plan.explain("index", "vectors", 1)
     assert SKIP_BUDGET in plan.explain("index", "vectors", 2)
     assert "not offered" in plan.explain("index", "codes", 2)
