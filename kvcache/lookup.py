@@ -24,6 +24,7 @@ from stoker.kvcache.question import Question, read_question
 from stoker.kvcache.reuse_policy import ReusePolicy, Verdict
 from stoker.kvcache.reuse_selector import NEIGHBORS, Features, pair_features
 from stoker.kvcache.settings import KvcacheSettings
+from stoker.kvcache.telling_words import Differences, differences_of
 from stoker.kvcache.tenant_lookups import Fence, TenantLookups
 
 log = structlog.get_logger(__name__)
@@ -38,6 +39,7 @@ class Trial:
     slot: Slot
     serial: int
     features: Features
+    differences: Differences
     result_ids: tuple[str, ...]
     verdict: Verdict
     reused: bool
@@ -200,16 +202,18 @@ class LookupReuse:
             conflict = first_conflict(question, entry.question)
             if conflict is not None and refusal is not None:
                 continue
+            differences = differences_of(question, entry.question)
             features = pair_features(
                 question, entry.question, similarity=similarity,
                 around=state.around(valid, candidate=slot),
+                telling=state.policy.telling(differences),
             )  # fmt: skip
             if conflict is None:
                 verdict = state.policy.decide(features, self._rng.random())
             else:
                 verdict = state.policy.refuse()
             trial = Trial(
-                slot=slot, serial=entry.serial, features=features,
+                slot=slot, serial=entry.serial, features=features, differences=differences,
                 result_ids=entry.result_ids[:results], verdict=verdict, reused=verdict.allowed,
             )  # fmt: skip
             if conflict is not None:
@@ -313,7 +317,7 @@ class LookupReuse:
 
     def _learn(self, state: TenantLookups, trial: Trial, fresh: tuple[str, ...]) -> None:
         same = overlap_of(fresh, trial.result_ids) >= self._settings.reuse_overlap_min
-        state.policy.learn(trial.verdict, trial.features, same=same)
+        state.policy.learn(trial.verdict, trial.features, same=same, differences=trial.differences)
         if not same:
             entry = state.entries.get(trial.slot)
             if trial.reused and entry is not None and entry.serial == trial.serial:

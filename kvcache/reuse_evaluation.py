@@ -26,6 +26,7 @@ from stoker.kvcache.question import read_question
 from stoker.kvcache.reuse_policy import ReusePolicy
 from stoker.kvcache.reuse_selector import NEIGHBORS, Neighborhood, pair_features
 from stoker.kvcache.settings import KvcacheSettings
+from stoker.kvcache.telling_words import differences_of
 
 _ALIASES = ("{}_vec", "{}_vector", "vec_{}", "vector_{}", "{}_embedding", "embedding_{}", "{}_emb",
             "emb_{}", "v{}", "{}v")  # fmt: skip
@@ -435,7 +436,11 @@ def evaluate_reuse(
             first_reuse = place if first_reuse is None else first_reuse
             decisions.append(True)
             continue
-        features = pair_features(asked, earlier, similarity=similarity, around=known.around(pair))
+        differences = differences_of(asked, earlier)
+        features = pair_features(
+            asked, earlier, similarity=similarity, around=known.around(pair),
+            telling=policy.telling(differences),
+        )  # fmt: skip
         conflict = first_conflict(asked, earlier)
         if conflict is not None:
             guard: Guard | None = conflict.guard
@@ -452,7 +457,7 @@ def evaluate_reuse(
             refusals[(guard or Guard.EVIDENCE).value] += 1
         decisions.append(verdict.allowed)
         if verdict.verify:
-            policy.learn(verdict, features, same=pair.same)
+            policy.learn(verdict, features, same=pair.same, differences=differences)
             known.reveal(pair)
         else:
             policy.skip(verdict)

@@ -25,6 +25,7 @@ from stoker.kvcache.error_bound import (
     exposure_needed,
 )
 from stoker.kvcache.reuse_selector import Features, ReuseSelector
+from stoker.kvcache.telling_words import NO_DIFFERENCES, Differences, TellingWords
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -102,6 +103,7 @@ class ReusePolicy:
         self._alpha = alpha
         self._verify_ratio = verify_ratio
         self._selector = ReuseSelector(history_max=self.HISTORY_MAX)
+        self._words = TellingWords()
         self._seen = 0
         self._fitted = 0
         self._proofs_begun = 0
@@ -133,6 +135,10 @@ class ReusePolicy:
         """Return how many of them were wrong."""
         proof = self._leading()
         return 0 if proof is None else proof.bound.errors
+
+    def telling(self, differences: Differences) -> float:
+        """Return what has been learnt of differing words, for `pair_features`."""
+        return self._words.score(differences)
 
     def decide(self, features: Features, coin: float) -> Verdict:
         """Judge one candidate.
@@ -171,9 +177,24 @@ class ReusePolicy:
         """Account for a reuse that was not drawn for verification."""
         self._count(verdict, wrong=False)
 
-    def learn(self, verdict: Verdict, features: Features, *, same: bool) -> None:
-        """Take the outcome of a verified decision: whether reuse gave the right passages."""
+    def learn(
+        self,
+        verdict: Verdict,
+        features: Features,
+        *,
+        same: bool,
+        differences: Differences = NO_DIFFERENCES,
+    ) -> None:
+        """Take the outcome of a verified decision: whether reuse gave the right passages.
+
+        Args:
+            verdict: From `decide` or `refuse`.
+            features: The same that were judged.
+            same: Whether the earlier passages were those of the fresh search.
+            differences: The words in which the two questions differ.
+        """
         wrong = not same
+        self._words.learn(differences, wrong=wrong)
         self._seen += 1
         self._selector.add(features, wrong=wrong, refused=verdict.refused)
         self._count(verdict, wrong=wrong)
@@ -201,6 +222,7 @@ class ReusePolicy:
         self._reused = self._reused_seen = self._reused_wrong = 0
         self._forecast = 0.0
         self._selector.keep_newest(self.DRIFT_KEEP)
+        self._words.relearn()
         self._alarm = DriftAlarm(rate=min(self._delta, 0.5))
         self._fit()
 
