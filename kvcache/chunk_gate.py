@@ -22,12 +22,16 @@ import structlog
 from numpy.typing import NDArray
 
 from stoker.errors import InputError
-from stoker.kvcache.chunk_reuse import encode_chunk, place_chunks, run_placed
+from stoker.kvcache.chunk_reuse import DEFAULT_CHOICE, encode_chunk, place_chunks, run_placed
 from stoker.kvcache.kv_file import sync_folder
 from stoker.kvcache.language_model import LanguageModel
 from stoker.kvcache.settings import KvcacheSettings
 
 log = structlog.get_logger(__name__)
+
+
+# As many as a short question has; half of a shorter continuation.
+_SHOWN_TOKENS_MAX = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,13 +97,15 @@ def measure_gate(
     prompts: Sequence[GatePrompt],
     *,
     settings: KvcacheSettings | None = None,
-    choice: str = "deviation",
+    choice: str = DEFAULT_CHOICE,
     seed: int = 0,
 ) -> GateReport:
     """Compare chunk reuse with full recompute on stored prompts.
 
     Each chunk is encoded behind the system text alone, then all are placed behind it in order, so
-    that every chunk but the first stands where it was not computed.
+    that every chunk but the first stands where it was not computed. The first tokens of the
+    continuation stand for a question: the choice of tokens may look at them. What is compared is
+    how the rest is foretold.
 
     Args:
         model: The model.
@@ -120,20 +126,22 @@ def measure_gate(
     losses: tuple[list[float], list[float]] = ([], [])
     for prompt in prompts:
         system, follow = model.encode(prompt.system), model.encode(prompt.continuation)
+        known = min(_SHOWN_TOKENS_MAX, len(follow) // 2)
         chunk_ids = [model.encode(chunk) for chunk in prompt.chunks]
         if not system or len(follow) < 2 or not all(chunk_ids) or not chunk_ids:
             raise InputError("expected a prompt with system text, chunks and a continuation")
         prefix = model.prefill(system)
         placed = place_chunks(
             model, prefix, [encode_chunk(model, prefix, ids) for ids in chunk_ids], follow,
-            recompute_ratio=chosen.kv_recompute_ratio, choice=choice, rng=rng,
+            recompute_ratio=chosen.kv_recompute_ratio, choice=choice, known=known, rng=rng,
         )  # fmt: skip
         whole = system + [token for ids in chunk_ids for token in ids] + follow
-        full = _log_softmax(model.forward(whole, keep=len(follow)).logits)
-        ours = _log_softmax(run_placed(model, placed).logits)
+        unseen = len(follow) - known + 1  # the last that is known foretells the first that is not
+        full = _log_softmax(model.forward(whole, keep=unseen).logits)
+        ours = _log_softmax(run_placed(model, placed).logits[-unseen:])
         divergence.extend((np.exp(full) * (full - ours)).sum(axis=-1).tolist())
         same.extend((full.argmax(axis=-1) == ours.argmax(axis=-1)).tolist())
-        following = np.arange(len(follow) - 1), np.array(follow[1:])
+        following = np.arange(unseen - 1), np.array(follow[known:])
         for kept, logs in zip(losses, (full, ours), strict=True):
             kept.extend((-logs[following]).tolist())
     kl_mean, agreement = float(np.mean(divergence)), float(np.mean(same))
@@ -296,13 +304,15 @@ class ChunkGate:
 def is_open(record: GateRecord, *, now_s: float, settings: KvcacheSettings) -> bool:
     """Return whether chunks may be reused: the last verdict says so, and still stands.
 
-    A verdict is of one share to recompute, and lapses after twice ``kv_gate_every_s``: where the
-    measurements that should have followed fail, reuse does not go on for ever.
+    A verdict is of one share to recompute and one way to choose, and lapses after twice
+    ``kv_gate_every_s``: where the measurements that should have followed fail, reuse does not go on
+    for ever.
     """
     report = record.report
     return (
         report is not None
         and report.allowed
         and report.recompute_ratio == settings.kv_recompute_ratio
+        and report.choice == DEFAULT_CHOICE
         and now_s - record.measured_at_s <= 2 * settings.kv_gate_every_s
     )

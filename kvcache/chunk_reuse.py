@@ -5,7 +5,9 @@ stands before them. So a bounded share of each chunk's tokens is computed again,
 together with the question. What remains is an approximation, and `chunk_gate` measures it.
 
 Source: the choice by deviation is that of CacheBlend (Yao et al., EuroSys 2025), the choice of
-first tokens that of EPIC (Hu et al., ICML 2025). Ours encodes chunks behind the system prefix.
+first tokens that of EPIC (Hu et al., ICML 2025). Ours encodes chunks behind the system prefix, and
+can weigh a token's deviation by the attention that the question pays to it: what nobody looks at
+may be wrong.
 """
 
 from __future__ import annotations
@@ -22,7 +24,11 @@ from numpy.typing import NDArray
 from stoker.errors import InputError
 from stoker.kvcache.language_model import Forward, Kv, LanguageModel
 
-CHOICES = ("deviation", "first", "random", "none")
+CHOICES = ("attended", "deviation", "first", "random", "none")
+# "attended" loses less, and costs one more pass of the question: see BENCHMARKS.md.
+DEFAULT_CHOICE = "deviation"
+# The end of a longer question says what is asked; each token of it costs as much again.
+_ATTENDING_TOKENS_MAX = 64
 
 
 def rotary_frequencies(model: LanguageModel) -> NDArray[np.float64]:
@@ -93,7 +99,8 @@ def place_chunks(
     question_ids: Sequence[int],
     *,
     recompute_ratio: float,
-    choice: str = "deviation",
+    choice: str = DEFAULT_CHOICE,
+    known: int | None = None,
     rng: random.Random | None = None,
 ) -> PlacedPrompt:
     """Put chunks behind a prefix, in order, and choose the tokens to compute again.
@@ -105,7 +112,10 @@ def place_chunks(
         question_ids: What follows; at least one token.
         recompute_ratio: Most chunk tokens that are computed again, as a share, in [0, 1].
         choice: ``deviation``: those whose second-layer KV differs most from what it would be here;
-            ``first``: each chunk's first; ``random``; ``none``.
+            ``attended``: the same, weighed by the question's attention; ``first``: each chunk's
+            first; ``random``; ``none``.
+        known: How many tokens of ``question_ids`` may be looked at for the choice; None for all.
+            A measurement whose "question" is text to be foretold shows a part of it only.
         rng: For ``random``.
 
     Raises:
@@ -138,8 +148,10 @@ def place_chunks(
         recomputed = np.array((rng or random.Random(0)).sample(range(exact, start), count))
     elif count and choice == "first":
         recomputed = _first_positions(chunks, len(prefix.token_ids), exact, count)
-    elif count and choice == "deviation":
+    elif count and choice in ("deviation", "attended"):
         worth = second_layer_deviation(model, context)
+        if choice == "attended":
+            worth = worth * question_attention(model, context, question_ids[:known])
         recomputed = exact + np.argsort(-worth[exact:], kind="stable")[:count]
     return PlacedPrompt(context, tuple(question_ids), np.sort(recomputed))
 
@@ -185,6 +197,46 @@ def second_layer_deviation(model: LanguageModel, context: Kv) -> NDArray[np.floa
         gap = ((fresh_array - stored) ** 2).sum(axis=(0, 2))
         deviation += gap / np.maximum((fresh_array**2).sum(axis=(0, 2)), 1e-30)
     return deviation
+
+
+def question_attention(
+    model: LanguageModel, context: Kv, question_ids: Sequence[int]
+) -> NDArray[np.float64]:
+    """Say how much attention a question pays to each token of a context, as it is stored.
+
+    One pass of the question's end, as of a reused prefix. Until it returns the model computes
+    attention by the plain way, which gives the weights.
+
+    Returns:
+        float64, shape (tokens,): sum over layers, heads and the question's tokens.
+    """
+    torch: Any = model.torch
+    count = len(context.token_ids)
+    asked = question_ids[-_ATTENDING_TOKENS_MAX:]
+    paid = torch.zeros(count, dtype=torch.float64)
+
+    def take(module: Any, inputs: Any, output: Any) -> None:
+        paid.add_(output[1][0, :, :, :count].sum(dim=(0, 1)).double())
+
+    decoder = model.model.model
+    hooks = [layer.self_attn.register_forward_hook(take) for layer in decoder.layers]
+    way = model.config._attn_implementation
+    model.model.set_attn_implementation("eager")
+    try:
+        with torch.inference_mode():
+            places = torch.arange(count, count + len(asked))[None]
+            seen = torch.arange(count + len(asked))[None, :] <= places[0][:, None]
+            mask = torch.zeros(seen.shape).masked_fill_(~seen, torch.finfo(torch.float32).min)
+            decoder(
+                input_ids=torch.tensor([list(asked)]), position_ids=places,
+                attention_mask=mask[None, None], cache=model.cache_of(context), use_cache=True,
+            )  # fmt: skip
+    finally:
+        model.model.set_attn_implementation(way)
+        for hook in hooks:
+            hook.remove()
+    attention: NDArray[np.float64] = paid.numpy()
+    return attention
 
 
 def _rotated(torch: Any, keys: Any, cosine: Any, sine: Any) -> Any:

@@ -3,7 +3,8 @@
 ``--overlap`` compares loading a prefix's layers while earlier ones compute with loading all first;
 ``--novel`` runs a stream of repeated and never repeated contexts through the block store, and
 compares the seconds saved with those of the repeated ones alone, and with plain LRU; ``--gate``
-measures what reuse of shuffled chunks costs in quality, with nothing and with 15 % recomputed.
+measures what reuse of shuffled chunks costs in quality, with nothing and with 15 % recomputed,
+chosen by deviation alone and as it is done; ``--prompts`` says of how many.
 
 By hand for the canonical size: ``python tests/bench/bench_kvcache_first_token.py --tokens 2048``
 (about two minutes on one core). Text is the Python documentation of the shared data.
@@ -71,7 +72,7 @@ def measure(model: LanguageModel, data: Path, tokens: int) -> dict[str, object]:
     full = model.forward(prompt, keep=len(question))
     recompute_s = time.perf_counter() - started
     rows = {}
-    for choice in ("none", "first", "deviation"):
+    for choice in ("none", "first", "deviation", "attended"):
         started = time.perf_counter()
         placed = place_chunks(
             model, head, [stored[place] for place in order], question,
@@ -264,10 +265,10 @@ def measure_quality(
 def gate_rows(model: LanguageModel, made: list[GatePrompt]) -> dict[str, dict[str, object]]:
     """Measure prompts with nothing and with 15 % of the tokens recomputed."""
     found: dict[str, dict[str, object]] = {}
-    for ratio in (0.0, 0.15):
-        settings = dataclasses.replace(KvcacheSettings(), kv_recompute_ratio=ratio)
-        gate = measure_gate(model, made, settings=settings)
-        found[f"{ratio:.0%} recomputed"] = {
+    for choice in ("none", "deviation", "attended"):
+        settings = dataclasses.replace(KvcacheSettings(), kv_recompute_ratio=0.15)
+        gate = measure_gate(model, made, settings=settings, choice=choice)
+        found[choice] = {
             "prompts": gate.prompts, "positions": gate.positions, "kl": round(gate.kl_mean, 4),
             "agreement": round(gate.agreement, 4), "loss_full": round(gate.loss_full, 4),
             "loss_gain": round(gate.loss_gain_ratio, 4), "allowed": gate.allowed,
@@ -303,6 +304,7 @@ if __name__ == "__main__":
     parser.add_argument("--tokens", type=int, default=2_048)
     parser.add_argument("--overlap", action="store_true", help="layers ahead against all first")
     parser.add_argument("--gate", action="store_true", help="quality of shuffled chunks")
+    parser.add_argument("--prompts", type=int, default=4, help="of each kind, for --gate")
     parser.add_argument("--novel", action="store_true", help="returning among novel contexts")
     chosen = parser.parse_args()
     loaded = LanguageModel(small_model.prepared_small_model())
@@ -313,7 +315,7 @@ if __name__ == "__main__":
         print(json.dumps(kept, indent=1))
         raise SystemExit(0)
     if chosen.gate:
-        print(json.dumps(measure_quality(loaded, chosen.data, prompts=4), indent=1))
+        print(json.dumps(measure_quality(loaded, chosen.data, prompts=chosen.prompts), indent=1))
         raise SystemExit(0)
     if chosen.overlap:
         print(json.dumps(measure_overlap(loaded, chosen.data, chosen.tokens, rounds=9), indent=1))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from stoker.errors import InputError
-from stoker.kvcache import small_model
+from stoker.kvcache import chunk_reuse, small_model
 from stoker.kvcache.chunk_gate import (
     ChunkGate,
     GatePrompt,
@@ -24,6 +24,7 @@ from stoker.kvcache.chunk_reuse import (
     encode_chunk,
     moved,
     place_chunks,
+    question_attention,
     rotary_frequencies,
     run_placed,
 )
@@ -107,13 +108,13 @@ def test_all_recomputed_is_the_full_run_and_goes_on_like_it(
     assert found[: len(expected)] == expected
 
 
-def test_choice_by_deviation_comes_nearer_than_chance(
+def test_choice_comes_nearer_than_chance(
     model: LanguageModel, encoded: tuple[Kv, list[Kv], list[int]]
 ) -> None:
     prefix, chunks, question = encoded
     order = [chunks[1], chunks[2], chunks[0]]
     gaps: dict[str, float] = {}
-    for choice in ("none", "random", "first", "deviation"):
+    for choice in ("none", "random", "first", "deviation", "attended"):
         runs = []
         for seed in range(3 if choice == "random" else 1):
             placed = place_chunks(
@@ -131,12 +132,50 @@ def test_choice_by_deviation_comes_nearer_than_chance(
         gaps[choice] = float(np.mean(runs))
     assert gaps["deviation"] < gaps["random"]
     assert gaps["deviation"] < gaps["none"]
+    assert gaps["attended"] < gaps["deviation"]
+
+
+def test_attention_is_that_of_the_whole_prompt(
+    model: LanguageModel, encoded: tuple[Kv, list[Kv], list[int]]
+) -> None:
+    """Where the KV is exact, what the question pays a context and itself is one for each head."""
+    prefix, _, question = encoded
+    ids = [*prefix.token_ids.tolist(), *question]
+    context = model.prefill(ids[:-1])
+    paid = question_attention(model, context, ids[-1:])
+    heads = model.config.num_hidden_layers * model.config.num_attention_heads
+    assert paid.shape == (len(ids) - 1,)
+    assert 0.5 * heads < paid.sum() < heads
+    assert model.config._attn_implementation == "sdpa", "as it was"
+    again = model.forward(ids[-1:], cache=model.cache_of(context))
+    np.testing.assert_allclose(again.logits, model.forward(ids).logits, atol=5e-4)
+
+
+def test_a_choice_looks_at_no_more_of_the_question_than_is_known(
+    model: LanguageModel,
+    encoded: tuple[Kv, list[Kv], list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    prefix, chunks, question = encoded
+    looked_at: list[list[int]] = []
+
+    def looks(model: LanguageModel, context: Kv, asked: list[int]) -> np.ndarray:
+        looked_at.append(list(asked))
+        return np.ones(len(context.token_ids))
+
+    monkeypatch.setattr(chunk_reuse, "question_attention", looks)
+    for known in (2, None):
+        place_chunks(
+            model, prefix, chunks, question, recompute_ratio=0.2, choice="attended", known=known
+        )
+    assert looked_at == [question[:2], question]
 
 
 def test_gate_measures_and_remembers(model: LanguageModel, tmp_path: Path) -> None:
     prompts = [GatePrompt(SYSTEM, CHUNKS[::-1], QUESTION)]
     report = measure_gate(model, prompts)
-    assert report.positions == len(model.encode(QUESTION))
+    tokens = len(model.encode(QUESTION))
+    assert report.positions == tokens - min(16, tokens // 2) + 1, "the first ones are shown"
     assert 0.0 <= report.kl_mean < 1.0
     assert report.loss_full > 0
     assert abs(report.loss_gain_ratio) < 0.5
@@ -146,6 +185,8 @@ def test_gate_measures_and_remembers(model: LanguageModel, tmp_path: Path) -> No
     assert not gate.allows(model.model_id), "off until it was measured"
     gate.keep(dataclasses.replace(report, allowed=True))
     assert ChunkGate(tmp_path).allows(model.model_id)
+    gate.keep(dataclasses.replace(report, allowed=True, choice="random"))
+    assert not gate.allows(model.model_id), "a verdict on another choice"
     gate.keep(dataclasses.replace(report, allowed=False))
     assert not ChunkGate(tmp_path).allows(model.model_id)
     (path,) = tmp_path.iterdir()

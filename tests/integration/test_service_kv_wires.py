@@ -23,6 +23,7 @@ from stoker.index.collection import Collection
 from stoker.index.collection_build import build_collection
 from stoker.kvcache.block_names import hashes_of, root_hash
 from stoker.kvcache.chunk_gate import GateReport
+from stoker.kvcache.chunk_reuse import DEFAULT_CHOICE
 from stoker.kvcache.engine_blocks import EngineBlocks
 from stoker.kvcache.language_model import Kv
 from stoker.kvcache.passages import PassageStore
@@ -138,7 +139,7 @@ def measured(folder: Path) -> None:
     settings = KvcacheSettings()
     report = GateReport(
         model_id="m1", prompts=1, positions=9, kl_mean=0.1, agreement=0.9, loss_full=2.0,
-        loss_reused=2.0, recompute_ratio=settings.kv_recompute_ratio, choice="deviation",
+        loss_reused=2.0, recompute_ratio=settings.kv_recompute_ratio, choice=DEFAULT_CHOICE,
         allowed=True,
     )  # fmt: skip
     open_gate(folder, settings=settings).keep(report)

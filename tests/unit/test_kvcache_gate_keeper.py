@@ -18,13 +18,15 @@ from stoker.kvcache.chunk_gate import (
     GateReport,
     read_gate_prompts,
 )
+from stoker.kvcache.chunk_reuse import DEFAULT_CHOICE
 from stoker.kvcache.gate_keeper import GateKeeper, due_reason
 from stoker.kvcache.settings import KvcacheSettings
 
 SETTINGS = KvcacheSettings(kv_gate_every_s=1_000.0, kv_gate_uses_max=5, kv_gate_retry_s=100.0)
 REPORT = GateReport(
     model_id="abc", prompts=2, positions=40, kl_mean=0.02, agreement=0.95, loss_full=2.0,
-    loss_reused=2.01, recompute_ratio=SETTINGS.kv_recompute_ratio, choice="deviation", allowed=True,
+    loss_reused=2.01, recompute_ratio=SETTINGS.kv_recompute_ratio, choice=DEFAULT_CHOICE,
+    allowed=True,
 )  # fmt: skip
 REFUSED = dataclasses.replace(REPORT, kl_mean=0.9, allowed=False)
 

@@ -14,6 +14,7 @@ from prometheus_client import Counter
 from stoker.errors import ConfigError, InputError, UnavailableError
 from stoker.index.document_values import Document
 from stoker.kvcache.chunk_gate import GateReport
+from stoker.kvcache.chunk_reuse import DEFAULT_CHOICE
 from stoker.kvcache.engine_view import AllBlocksCleared, BlockRemoved, BlockStored, EngineView
 from stoker.kvcache.engine_warm import EngineWarmer, Ticket
 from stoker.kvcache.language_model import Kv
@@ -152,7 +153,7 @@ def test_a_server_shows_what_was_measured_of_its_model(tmp_path: Path) -> None:
     assert shown("divergence_nats") is None, "nothing was measured, so no number is shown"
     report = GateReport(
         model_id="abc", prompts=2, positions=40, kl_mean=0.02, agreement=0.95, loss_full=2.0,
-        loss_reused=2.01, recompute_ratio=settings.kv_recompute_ratio, choice="deviation",
+        loss_reused=2.01, recompute_ratio=settings.kv_recompute_ratio, choice=DEFAULT_CHOICE,
         allowed=True,
     )  # fmt: skip
     elsewhere = open_gate(tmp_path, settings=settings)
