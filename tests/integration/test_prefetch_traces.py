@@ -1,6 +1,10 @@
 """Our policy and predictions on real traces: above every simple policy, near the best, honest.
 
-The thresholds leave room to what `bench_prefetch_placement.py` measures; runs repeat exactly.
+Runs repeat exactly. `AIMS` are the shares of Belady's hits that were set as goals. 0.80 at 100 is
+not reached: 0.773 is, and what is lacking is not to be had from the past (`prefetch/BENCHMARKS.md`,
+"Where the hits are"). The others are reached, at 200 and 400 by two and four hits of 20,228, which
+is luck. So each bar is the measured share less half a point, 50 to 80 hits: a change that loses
+more is a change for the worse, and one that moves a few hits either way is none.
 """
 
 from __future__ import annotations
@@ -36,17 +40,22 @@ def best_simple(outcomes: dict[str, Outcome]) -> float:
     return max(o.hit_ratio for name, o in outcomes.items() if name not in {"stoker", "belady"})
 
 
+# Room in passages -> the goal for the share of Belady's hits, and what is measured.
+AIMS = {100: (0.80, 0.773), 200: (0.83, 0.830), 400: (0.88, 0.880), 800: (0.92, 0.920)}
+SLACK = 0.005
+
+
 @pytest.mark.parametrize(
-    ("room", "lru", "belady", "lead", "share"),
+    ("room", "lru", "belady", "lead"),
     [
-        (100, 0.292, 0.531, 0.03, 0.77),
-        (200, 0.401, 0.639, 0.03, 0.825),
-        (400, 0.544, 0.742, 0.03, 0.875),
-        (800, 0.698, 0.826, 0.015, 0.912),
+        (100, 0.292, 0.531, 0.035),
+        (200, 0.401, 0.639, 0.04),
+        (400, 0.544, 0.742, 0.035),
+        (800, 0.698, 0.826, 0.02),
     ],
 )
 def test_sessions_of_a_real_rag_service(
-    shared_data: Path, room: int, lru: float, belady: float, lead: float, share: float
+    shared_data: Path, room: int, lru: float, belady: float, lead: float
 ) -> None:
     trace = read_trace(shared_data / "ragpulse" / "0_trace_days1-4.jsonl", "ragpulse")
     assert (len(trace), trace.footprint) == (20_228, 2_737)
@@ -56,7 +65,9 @@ def test_sessions_of_a_real_rag_service(
     assert outcomes["belady"].hit_ratio == pytest.approx(belady, abs=0.001)
     assert ours.hit_ratio > best_simple(outcomes) + lead
     assert ours.belady_share is not None
-    assert ours.belady_share >= share
+    aim, measured = AIMS[room]
+    assert ours.belady_share >= measured - SLACK
+    assert measured >= aim or room == 100  # the one goal that is missed
     assert ours.prefetch["useful"] > ours.prefetch["polluting"]
 
 
