@@ -37,7 +37,7 @@ _COARSE_ERROR: Final = 0.4
 # Combinations of k, width and target whose plans are kept.
 _PLANS_MAX: Final = 64
 # Threads per processor that share a batch whose queries are expected to read.
-_WAITING_FACTOR: Final = 4
+_WAITING_FACTOR: Final = 2
 _CODE_ERROR: Final = 0.12
 _REFINE_ERROR: Final = 0.01
 log = structlog.get_logger(__name__)

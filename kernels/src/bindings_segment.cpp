@@ -218,6 +218,28 @@ class NativeSegment {
     params.allow_count = set;
   }
 
+  // Puts answers where they belong; see run().
+  template <typename Put>
+  class Taken final : public stoker::Searcher::Answers {
+   public:
+    Taken(const Put& put, std::uint32_t k, float* scores, stoker::QueryStats* stats)
+        : put_(put), k_(k), scores_(scores), stats_(stats) {}
+    void take(std::size_t i, const std::uint32_t* rows, const stoker::QueryStats& stats) override {
+      stats_[i] = stats;
+      float* const score = scores_ + i * k_;
+      for (std::uint32_t j = 0; j < k_; ++j) {
+        put_(i, j, rows[j]);
+        if (rows[j] == stoker::kNoRow) score[j] = std::numeric_limits<float>::quiet_NaN();
+      }
+    }
+
+   private:
+    const Put& put_;
+    const std::uint32_t k_;
+    float* const scores_;
+    stoker::QueryStats* const stats_;
+  };
+
   // Answers `count` queries on up to `threads` threads; `put(query, place, row)` takes each hit.
   template <typename Put>
   Facts run(const float* data, std::size_t count, const stoker::SearchParams& params, Check check,
@@ -237,21 +259,17 @@ class NativeSegment {
     auto work = [=, &progress, &params, &searcher = searcher_] {
       try {
         stoker::Searcher::Session session(searcher);
-        std::vector<std::uint32_t> found(k);
+        Taken<Put> taken(put, k, scores, stats);
         std::vector<float> unit;
         for (std::size_t first = progress.next.fetch_add(run_length); first < count;
              first = progress.next.fetch_add(run_length)) {
           const std::size_t last = std::min(first + run_length, count);
           for (std::size_t i = first; i < last && !progress.failed; ++i) {
             const float* query = check_query(data + i * dim, dim, i, check, normalize, unit);
-            float* score = scores + i * k;
-            stats[i] = session.search(query, params, found.data(), score);
-            for (std::uint32_t j = 0; j < k; ++j) {
-              put(i, j, found[j]);
-              if (found[j] == stoker::kNoRow) score[j] = std::numeric_limits<float>::quiet_NaN();
-            }
+            session.ask(i, query, params, scores + i * k, count - 1 - i, taken);
           }
         }
+        if (!progress.failed) session.finish(taken);
       } catch (...) {
         if (!progress.failed.exchange(true)) progress.failure = std::current_exception();
       }

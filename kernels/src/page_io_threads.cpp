@@ -59,6 +59,12 @@ class ReadWorkers::Queue final : public ReadQueue {
     return request;
   }
 
+  bool ready() noexcept override {
+    if (outstanding_ == 0) return false;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return ended_head_ != nullptr;
+  }
+
   std::size_t outstanding() const noexcept override { return outstanding_; }
 
   // Called by a worker. Notifies under the lock: once it is let go, the queue may be gone.

@@ -122,6 +122,11 @@ class UringQueue final : public ReadQueue {
     return wait_until(until ? *until : kNever, all);
   }
 
+  bool ready() noexcept override {
+    return *cq_head_ != __atomic_load_n(cq_tail_, __ATOMIC_ACQUIRE) ||
+           (broken_ && backlog_head_ != nullptr);
+  }
+
   std::size_t outstanding() const noexcept override { return outstanding_; }
   bool reusable() const noexcept override { return outstanding_ == 0 && !broken_; }
 

@@ -292,6 +292,13 @@ std::vector<std::uint8_t> PagePool::residency(StoreId id) const {
   return states;
 }
 
+std::size_t PagePool::demand_frames() const {
+  const std::lock_guard<std::mutex> lock(impl_->mutex);
+  const std::size_t sticky =
+      impl_->resident_count - impl_->probation.size - impl_->proven.size;
+  return impl_->capacity > sticky ? impl_->capacity - sticky : 0;
+}
+
 const char* PagePool::backend_name() const noexcept { return impl_->io.name(); }
 
 bool PagePool::direct_io(StoreId id) const {

@@ -1,5 +1,6 @@
 // Demand: pages that somebody waits for.
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "page_pool_impl.hpp"
@@ -26,6 +27,7 @@ struct PinnedPages::State {
     const std::byte* data = nullptr;
     std::uint32_t frame = kAbsent;
     PageStatus status = PageStatus::deadline;
+    bool read = false;
     std::shared_ptr<PageBuffer> buffer;
   };
 
@@ -41,6 +43,12 @@ struct PinnedPages::State {
   State(const State&) = delete;
   State& operator=(const State&) = delete;
 
+  void take(std::size_t i, std::uint32_t frame) noexcept {
+    entries[i].frame = frame;
+    entries[i].data = pool.frame_bytes(frame);
+    entries[i].status = PageStatus::ok;
+  }
+
   PagePool::Impl& pool;
   std::vector<Entry> entries;
   std::uint64_t reads = 0;
@@ -55,6 +63,8 @@ PinnedPages::~PinnedPages() = default;
 
 std::size_t PinnedPages::size() const noexcept { return state_ ? state_->entries.size() : 0; }
 
+std::size_t PinnedPages::page_bytes() const noexcept { return state_->pool.options.page_bytes; }
+
 const std::byte* PinnedPages::data(std::size_t i) const noexcept {
   return state_->entries[i].data;
 }
@@ -65,11 +75,13 @@ std::uint64_t PinnedPages::reads() const noexcept { return state_ ? state_->read
 
 std::uint64_t PinnedPages::bytes_read() const noexcept { return state_ ? state_->bytes : 0; }
 
+bool PinnedPages::is_read(std::size_t i) const noexcept { return state_->entries[i].read; }
+
 bool PinnedPages::read_around() const noexcept { return state_ && state_->around; }
 
 void PinnedPages::release() noexcept { state_.reset(); }
 
-// ---- fetch -------------------------------------------------------------------------------------
+// ---- what a fetch is made of --------------------------------------------------------------------
 
 namespace {
 
@@ -156,21 +168,31 @@ bool read_around(PagePool::Impl& pool, Store& store, PageNumber number, bool hur
   return true;
 }
 
-class DemandWait {
+// Loads make way for it while it lives.
+class Demand {
  public:
-  explicit DemandWait(PagePool::Impl& pool) : pool_(pool), began_(Clock::now()) {
-    pool_.demand_begins();
-  }
-  ~DemandWait() {
-    pool_.demand_ends();
+  explicit Demand(PagePool::Impl& pool) : pool_(pool) { pool_.demand_begins(); }
+  ~Demand() { pool_.demand_ends(); }
+  Demand(const Demand&) = delete;
+  Demand& operator=(const Demand&) = delete;
+
+ private:
+  PagePool::Impl& pool_;
+};
+
+// Adds the time of its life to what demand has waited.
+class WaitTime {
+ public:
+  explicit WaitTime(PagePool::Impl& pool) : pool_(pool), began_(Clock::now()) {}
+  ~WaitTime() {
     const auto waited = Clock::now() - began_;
     pool_.demand_wait_us.fetch_add(
         static_cast<std::uint64_t>(
             std::chrono::duration_cast<std::chrono::microseconds>(waited).count()),
         std::memory_order_relaxed);
   }
-  DemandWait(const DemandWait&) = delete;
-  DemandWait& operator=(const DemandWait&) = delete;
+  WaitTime(const WaitTime&) = delete;
+  WaitTime& operator=(const WaitTime&) = delete;
 
  private:
   PagePool::Impl& pool_;
@@ -179,18 +201,101 @@ class DemandWait {
 
 }  // namespace
 
-PinnedPages PagePool::fetch(const PageRef* wanted, std::size_t count, Deadline deadline) {
-  Impl& pool = *impl_;
+// ---- PendingPages ------------------------------------------------------------------------------
+
+struct PendingPages::State {
+  State(PagePool::Impl& owner, std::size_t count) : pool(owner), open(owner) {
+    result.state_ = std::make_unique<PinnedPages::State>(owner, count);
+  }
+  ~State() {
+    // What is out at the device still comes, to nobody.
+    if (job && !job->idle()) pool.adopt(std::move(job));
+  }
+  State(const State&) = delete;
+  State& operator=(const State&) = delete;
+
+  void land(const Deadline& deadline) {
+    while (job && !job->idle() && job->step(deadline)) {
+    }
+  }
+
+  PagePool::Impl& pool;
   PinnedPages result;
-  result.state_ = std::make_unique<PinnedPages::State>(pool, count);
-  PinnedPages::State& state = *result.state_;
-  const auto take = [&](std::size_t i, std::uint32_t frame) {
-    state.entries[i].frame = frame;
-    state.entries[i].data = pool.frame_bytes(frame);
-    state.entries[i].status = PageStatus::ok;
-  };
+  OpenPages open;
+  std::optional<Demand> demand;
+  std::unique_ptr<ReadJob> job;   // none where it reads nothing itself
+};
+
+PendingPages::PendingPages() noexcept = default;
+PendingPages::PendingPages(PendingPages&&) noexcept = default;
+PendingPages& PendingPages::operator=(PendingPages&&) noexcept = default;
+PendingPages::~PendingPages() = default;
+
+void PendingPages::issue() {
+  if (state_ && state_->job) state_->job->flush();
+}
+
+bool PendingPages::poll() {
+  if (!state_ || state_->open.pages().empty()) return true;
+  if (state_->job && !state_->job->take_arrived()) return false;
+  const std::lock_guard<std::mutex> lock(state_->pool.mutex);
+  const std::vector<Open>& open = state_->open.pages();
+  return std::all_of(open.begin(), open.end(), [](const Open& item) { return item.page->ended; });
+}
+
+void PendingPages::land(const Deadline& deadline) {
+  if (!state_ || !state_->job || state_->job->idle()) return;
+  const WaitTime waiting(state_->pool);
+  state_->land(deadline);
+}
+
+PinnedPages PendingPages::finish(const Deadline& deadline) {
+  const std::unique_ptr<State> mine = std::move(state_);
+  if (!mine) return {};
+  if (mine->open.pages().empty()) return std::move(mine->result);
+  PinnedPages::State& state = *mine->result.state_;
+  const WaitTime waiting(mine->pool);
+  if (mine->job) {
+    mine->land(deadline);
+    state.reads = mine->job->reads();
+    state.bytes = mine->job->bytes();
+    if (!mine->job->idle()) mine->pool.adopt(std::move(mine->job));
+  }
+  std::unique_lock<std::mutex> lock(mine->pool.mutex);
+  {
+    PageWait wait;
+    for (const Open& item : mine->open.pages()) wait.add(item.page);
+    (void)wait.until(lock, deadline);
+  }
+  for (const Open& item : mine->open.pages()) {
+    PinnedPages::State::Entry& entry = state.entries[item.entry];
+    Pending& page = *item.page;
+    if (!page.ended) {
+      --page.wanted;
+      entry.status = PageStatus::deadline;
+    } else if (page.status != PageStatus::ok) {
+      entry.status = page.status;
+    } else if (page.frame != kAbsent) {
+      state.take(item.entry, page.frame);
+    } else {
+      entry.buffer = page.buffer;
+      entry.data = page.bytes;
+      entry.status = PageStatus::ok;
+    }
+  }
+  mine->open.taken();
+  return std::move(mine->result);
+}
+
+// ---- fetch -------------------------------------------------------------------------------------
+
+PendingPages PagePool::begin_fetch(const PageRef* wanted, std::size_t count, Deadline deadline) {
+  Impl& pool = *impl_;
+  PendingPages pending;
+  pending.state_ = std::make_unique<PendingPages::State>(pool, count);
+  PinnedPages::State& state = *pending.state_->result.state_;
+  OpenPages& open = pending.state_->open;
   const bool hurried = deadline && *deadline < Clock::now() + kHurry;
-  OpenPages open(pool);
   BegunPages begun(pool);
   {
     const std::lock_guard<std::mutex> lock(pool.mutex);
@@ -210,53 +315,31 @@ PinnedPages PagePool::fetch(const PageRef* wanted, std::size_t count, Deadline d
         entry.pins.fetch_add(1, std::memory_order_relaxed);
         pool.clock[frame].fetch_or(kTouchedBit, std::memory_order_relaxed);
         pool.note_use(entry);
-        take(i, frame);
+        state.take(i, frame);
       } else if (store.quarantined[number]) {
         state.entries[i].status = PageStatus::corrupt;
       } else {
         if (open.pages().empty()) open.reserve(count - i);
+        const std::size_t before = begun.size();
         open.add(i, miss(pool, store, number, begun));
+        state.entries[i].read = begun.size() > before;
         if (read_around(pool, store, number, hurried, begun)) state.around = !hurried;
       }
     }
   }
-  if (open.pages().empty()) return result;
-
-  const DemandWait waiting(pool);
+  if (open.pages().empty()) return pending;
+  pending.state_->demand.emplace(pool);
   if (!begun.empty()) {
-    auto job = std::make_unique<ReadJob>(pool, false);
     const std::size_t run_pages_max =
         std::max<std::size_t>(1, kDemandRunBytesMax / pool.options.page_bytes);
-    begun.submit(*job, run_pages_max);
-    while (!job->idle() && job->step(deadline)) {
-    }
-    state.reads = job->reads();
-    state.bytes = job->bytes();
-    if (!job->idle()) pool.adopt(std::move(job));
+    pending.state_->job = std::make_unique<ReadJob>(pool, false);
+    begun.submit(*pending.state_->job, run_pages_max);
   }
+  return pending;
+}
 
-  std::unique_lock<std::mutex> lock(pool.mutex);
-  PageWait wait;
-  for (const Open& item : open.pages()) wait.add(item.page);
-  (void)wait.until(lock, deadline);
-  for (const Open& item : open.pages()) {
-    PinnedPages::State::Entry& entry = state.entries[item.entry];
-    Pending& page = *item.page;
-    if (!page.ended) {
-      --page.wanted;
-      entry.status = PageStatus::deadline;
-    } else if (page.status != PageStatus::ok) {
-      entry.status = page.status;
-    } else if (page.frame != kAbsent) {
-      take(item.entry, page.frame);
-    } else {
-      entry.buffer = page.buffer;
-      entry.data = page.bytes;
-      entry.status = PageStatus::ok;
-    }
-  }
-  open.taken();
-  return result;
+PinnedPages PagePool::fetch(const PageRef* wanted, std::size_t count, Deadline deadline) {
+  return begin_fetch(wanted, count, deadline).finish(deadline);
 }
 
 }  // namespace stoker

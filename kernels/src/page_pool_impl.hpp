@@ -356,6 +356,8 @@ class ReadJob {
   void flush() { queue_->flush(); }
   // Ends the pages of one run that came back. False when `until` came first or none is out.
   bool step(const Deadline& until);
+  // Ends the pages of what has come back already; asks the kernel for nothing. Returns idle().
+  bool take_arrived();
   // The pages still out shall not be sticky when they arrive: their load has given up.
   void forget_sticky();
   std::size_t pages_out() const noexcept;

@@ -222,6 +222,13 @@ bool ReadJob::step(const Deadline& until) {
   return true;
 }
 
+bool ReadJob::take_arrived() {
+  // A moment long past: a request that has to be issued again is nothing to wait for.
+  while (queue_->ready() && step(Clock::time_point{})) {
+  }
+  return idle();
+}
+
 // A page that failed is read once more, alone; its second failure is final.
 void ReadJob::end_run(Run& run) noexcept {
   PendingRef* const pages = run.pages.data();

@@ -1,9 +1,11 @@
 // From candidates to an answer: upgrade what is resident, estimate what is still in doubt, and
 // read from the device only what can change the answer.
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <optional>
 
-#include "walk.hpp"
+#include "walk.hpp"   // of Searcher, and what codes walks compare
 
 namespace stoker {
 namespace {
@@ -15,6 +17,11 @@ constexpr float kDoubtSigmas = 3.5f;
 // What a query that reads may keep of what it may lose. The first page costs it a wait for the
 // device, the next ones hardly more; and the surer it ends, the more others may do without.
 constexpr double kLeftByReads = 0.1;
+
+// What a query that is in doubt reads, one after the other: first planes, where the walk compared
+// coarse codes, second ones, twice, and full vectors where they are asked for.
+constexpr std::array<Grade, 4> kStepGrades = {Grade::code, Grade::refined, Grade::refined,
+                                              Grade::exact};
 
 // Vectors on their way from memory while one is compared.
 constexpr std::size_t kVectorsAhead = 3;
@@ -34,11 +41,33 @@ bool nearer(const Candidate& a, const Candidate& b) {
 
 }  // namespace
 
+bool may_read(Settling& settling) {
+  if (!settling.reading) return false;
+  if (settling.params.deadline && Clock::now() >= *settling.params.deadline) {
+    settling.stats.deadline_hit = true;
+    settling.reading = false;
+  }
+  return settling.reading;
+}
+
+Rerank::Rerank(Searcher& searcher, Settling& settling)
+    : searcher_(searcher),
+      s_(settling),
+      layout_(searcher.layout_),
+      pool_(searcher.pool_),
+      fine_(pool_.view(layout_.codes.store)),
+      refine_(pool_.view(layout_.refine.store)),
+      vectors_(layout_, searcher.kernels_, pool_, settling),
+      code_bytes_(searcher.quantizer_.shape().code_bytes),
+      blocks_(searcher.quantizer_.shape().blocks),
+      l2_factor_(layout_.metric == Metric::l2 ? 1.0f : 0.0f),
+      dot_factor_(layout_.metric == Metric::l2 ? -2.0f : -1.0f) {}
+
 // Takes a better distance. One that is no number, from a hostile record, is damage, as in offer():
 // the candidate stays as it was, since sorting by such distances is undefined.
-void Walk::improve(Candidate& candidate, float distance, float sigma, Grade grade) {
+void Rerank::improve(Candidate& candidate, float distance, float sigma, Grade grade) {
   if (!(std::fabs(distance) < 3.0e38f)) {
-    ++stats_.damaged;
+    ++s_.stats.damaged;
     return;
   }
   candidate.distance = distance;
@@ -47,7 +76,7 @@ void Walk::improve(Candidate& candidate, float distance, float sigma, Grade grad
 }
 
 // For a candidate that the walk knows by 2 bits: the estimate from 4.
-void Walk::use_code(Candidate& candidate, const std::uint8_t* high) {
+void Rerank::use_code(Candidate& candidate, const std::uint8_t* high) {
   std::int32_t dot;
   searcher_.kernels_.dot_code4(s_.query.q8.data(), blocks_, &high, 1, &dot);
   const float correction = read_f32(high + code_bytes_);
@@ -57,7 +86,7 @@ void Walk::use_code(Candidate& candidate, const std::uint8_t* high) {
           -dot_factor_ * layout_.code_error * s_.query.length * std::sqrt(length2), Grade::code);
 }
 
-void Walk::refine(Candidate& candidate, const std::uint8_t* high, const std::uint8_t* low) {
+void Rerank::refine(Candidate& candidate, const std::uint8_t* high, const std::uint8_t* low) {
   const std::int64_t dot =
       searcher_.kernels_.dot_code8(s_.query.q16.data(), blocks_, high, low);
   const float correction = read_f32(low + code_bytes_);
@@ -68,93 +97,11 @@ void Walk::refine(Candidate& candidate, const std::uint8_t* high, const std::uin
           Grade::refined);
 }
 
-// The distance of a full vector.
-float Walk::distance_to(const std::byte* vector) const {
-  const Kernels& k = searcher_.kernels_;
-  const float* q = s_.query.original.data();
-  const std::size_t dim = layout_.dim;
-  if (layout_.metric == Metric::l2) {
-    const float d = layout_.vectors.half
-                        ? k.l2_f16(q, reinterpret_cast<const std::uint16_t*>(vector), dim)
-                        : k.l2_f32(q, reinterpret_cast<const float*>(vector), dim);
-    return d - offset_;
-  }
-  if (by_vectors_) return static_cast<float>(behind_query(vector));
-  const float d = layout_.vectors.half
-                      ? k.dot_f16(q, reinterpret_cast<const std::uint16_t*>(vector), dim)
-                      : k.dot_f32(q, reinterpret_cast<const float*>(vector), dim);
-  return -(d - offset_);
-}
-
-// By how much a vector's inner product with the query is less than the query's length: nothing for
-// the query itself at unit length. In doubles, since among many rows of few dimensions a query's
-// neighbors have products that floats round to one; and of unit rows, whose lengths are rounded
-// too, by the cosine.
-double Walk::behind_query(const std::byte* vector) const {
-  double product = 0;
-  double length2 = 0;
-  for (std::size_t d = 0; d < layout_.dim; ++d) {
-    float value;
-    if (layout_.vectors.half) {
-      std::uint16_t half;
-      std::memcpy(&half, vector + 2 * d, 2);
-      value = half_to_float(half);
-    } else {
-      std::memcpy(&value, vector + 4 * d, 4);
-    }
-    product += static_cast<double>(s_.query.original[d]) * value;
-    length2 += static_cast<double>(value) * value;
-  }
-  if (layout_.unit_rows && length2 > 0) product /= std::sqrt(length2);
-  return query_length_ - product;
-}
-
-// Inside a ReadGuard. Starts to bring a resident vector to the processor.
-void Walk::prefetch_vector(std::uint32_t row) const {
-  const std::size_t page_bytes = vectors_.page_bytes;
-  const std::size_t record = layout_.vectors.record_bytes;
-  const std::uint64_t start = static_cast<std::uint64_t>(row) * record;
-  std::size_t offset = start % page_bytes;
-  std::size_t left = record;
-  for (auto page = static_cast<PageNumber>(start / page_bytes); left > 0; ++page, offset = 0) {
-    const std::byte* bytes = vectors_.peek(page);
-    const std::size_t part = std::min(left, page_bytes - offset);
-    if (bytes == nullptr) return;
-    for (std::size_t at = 0; at < part; at += 64) __builtin_prefetch(bytes + offset + at);
-    left -= part;
-  }
-}
-
-// Inside a ReadGuard. A vector in its page, or put together in s_.vector; nullptr where a page of it
-// is absent.
-const std::byte* Walk::resident_vector(std::uint32_t row) {
-  const std::size_t page_bytes = vectors_.page_bytes;
-  const std::size_t record = layout_.vectors.record_bytes;
-  const std::uint64_t start = static_cast<std::uint64_t>(row) * record;
-  const auto first = static_cast<PageNumber>(start / page_bytes);
-  const auto last = static_cast<PageNumber>((start + record - 1) / page_bytes);
-  const std::size_t offset = start % page_bytes;
-  const std::byte* page = vectors_.touch(first);
-  if (page == nullptr || first == last) return page == nullptr ? nullptr : page + offset;
-  s_.vector.resize((record + 3) / 4);
-  auto* out = reinterpret_cast<std::byte*>(s_.vector.data());
-  std::size_t done = page_bytes - offset;
-  std::memcpy(out, page + offset, done);
-  for (PageNumber next = first + 1; next <= last; ++next) {
-    const std::byte* more = vectors_.touch(next);
-    if (more == nullptr) return nullptr;
-    const std::size_t part = std::min(page_bytes, record - done);
-    std::memcpy(out + done, more, part);
-    done += part;
-  }
-  return out;
-}
-
 // Inside a ReadGuard. Takes the best form of the candidate that is resident.
-void Walk::upgrade_resident(Candidate& candidate) {
+void Rerank::upgrade_resident(Candidate& candidate) {
   if (candidate.grade == Grade::exact) return;
-  if (const std::byte* vector = resident_vector(candidate.row)) {
-    improve(candidate, distance_to(vector), 0, Grade::exact);
+  if (const std::byte* vector = vectors_.resident(candidate.row)) {
+    improve(candidate, vectors_.distance_to(vector), 0, Grade::exact);
     return;
   }
   if (candidate.grade == Grade::refined) return;
@@ -174,17 +121,19 @@ void Walk::upgrade_resident(Candidate& candidate) {
 
 // The expected number of wrong members among the k nearest of the first `count` candidates, which
 // are sorted. Each error is taken as normal and independent; the border between members and
-// others lies half-way between the k-th and the next. Fills s_.doubt with each one's share.
-double Walk::expected_loss(const std::vector<Candidate>& list, std::size_t count, std::size_t k) {
-  s_.doubt.assign(count, 0.0);
-  if (count <= k) return 0;
+// others lies half-way between the k-th and the next. Fills `doubt` with each one's share.
+double Rerank::expected_loss() {
+  const std::vector<Candidate>& list = s_.list;
+  const std::size_t k = s_.k;
+  s_.doubt.assign(s_.count, 0.0);
+  if (s_.count <= k) return 0;
   const double border = 0.5 * (static_cast<double>(list[k - 1].distance) +
                                static_cast<double>(list[k].distance));
   // Copies of one vector have one code: which of them are members is no loss.
   const bool tied = list[k - 1].distance == list[k].distance;
   double out = 0;
   double in = 0;
-  for (std::size_t i = 0; i < count; ++i) {
+  for (std::size_t i = 0; i < s_.count; ++i) {
     const double sigma = list[i].sigma;
     if (sigma <= 0 || (tied && list[i].distance == list[k].distance)) continue;
     const double tail = upper_tail(std::fabs(list[i].distance - border) / sigma);
@@ -194,16 +143,77 @@ double Walk::expected_loss(const std::vector<Candidate>& list, std::size_t count
   return std::max(out, in);
 }
 
-// Reads, in one batch, what lifts the candidates most in doubt to `grade`, as many as it takes to
-// bring the expected loss under `loss_max`, within the bound on reads. Lifting to Grade::code reads
-// first planes, for walks that compared coarse codes; to Grade::refined, second ones.
-void Walk::read_planes(std::vector<Candidate>& list, std::size_t count, std::size_t k,
-                       double loss_max, Grade grade) {
+void Rerank::sort_and_judge() {
+  std::sort(s_.list.begin(), s_.list.begin() + static_cast<std::ptrdiff_t>(s_.count), nearer);
+  s_.loss = expected_loss();
+}
+
+void Rerank::begin() {
+  const SearchParams& params = s_.params;
+  s_.k = std::min<std::size_t>(params.k, s_.list.size());
+  s_.count = s_.k;
+  s_.step = 0;
+  s_.loss = 0;
+  s_.let_off = false;
+  s_.put_off_at = -1;
+  if (s_.k == 0) return;
+  // Everything that could still be a member: the rest is out of doubt and stays behind.
+  const Candidate& last = s_.list[s_.k - 1];
+  const float reach = last.distance + kDoubtSigmas * 1.41421356f * last.sigma;
+  while (s_.count < s_.list.size() && s_.list[s_.count].distance <= reach) ++s_.count;
+  {
+    const Grade walked = walked_grade(layout_);
+    const PagePool::ReadGuard guard(pool_);
+    for (std::size_t i = 0; i < std::min(kVectorsAhead, s_.count); ++i) {
+      vectors_.prefetch(s_.list[i].row);
+    }
+    for (std::size_t i = 0; i < s_.count; ++i) {
+      if (i + kVectorsAhead < s_.count) vectors_.prefetch(s_.list[i + kVectorsAhead].row);
+      upgrade_resident(s_.list[i]);
+    }
+    for (std::size_t i = 0; i < s_.count; ++i) s_.stats.hits += s_.list[i].grade > walked ? 1 : 0;
+  }
+  sort_and_judge();
+  const double share = static_cast<double>(s_.k);
+  s_.let_off = s_.loss > loss_max() && s_.loss <= params.loss_ceiling * share && may_read(s_) &&
+               !params.read_vectors && searcher_.credit_.spend(s_.loss / share, params.mean_loss);
+}
+
+double Rerank::loss_max() const {
+  return (1.0 - static_cast<double>(s_.params.rerank_target)) * static_cast<double>(s_.k);
+}
+
+bool Rerank::wants() {
+  for (; s_.k > 0 && s_.step < kStepGrades.size(); ++s_.step) {
+    const Grade grade = kStepGrades[s_.step];
+    s_.wanted.clear();
+    s_.order.clear();
+    if (grade == Grade::exact) {
+      if (s_.params.read_vectors && may_read(s_)) want_vectors();
+    } else if (grade > walked_grade(layout_) && s_.loss > loss_max() && !s_.let_off && may_read(s_)) {
+      want_planes(grade);
+    }
+    if (!s_.wanted.empty()) return true;
+  }
+  return false;
+}
+
+void Rerank::put_off() {
+  if (s_.let_off || s_.put_off_at >= 0) return;
+  const double share = static_cast<double>(s_.k);
+  s_.put_off_at = std::min(s_.loss, kLeftByReads * loss_max()) / share;
+  searcher_.credit_.settle(s_.put_off_at, s_.params.mean_loss);
+}
+
+// Wants what lifts the candidates most in doubt to `grade`, as many as it takes to bring the
+// expected loss down to what a query that reads may keep, within the bound on reads. Lifting to
+// Grade::code takes first planes, for walks that compared coarse codes; to Grade::refined, second
+// ones.
+void Rerank::want_planes(Grade grade) {
   const bool second = grade == Grade::refined;
   const RecordStore& plane = second ? layout_.refine : layout_.codes;
-  s_.order.clear();
-  for (std::size_t i = 0; i < count; ++i) {
-    if (list[i].grade < grade && s_.doubt[i] > 1e-4) {
+  for (std::size_t i = 0; i < s_.count; ++i) {
+    if (s_.list[i].grade < grade && s_.doubt[i] > 1e-4) {
       s_.order.push_back(static_cast<std::uint32_t>(i));
     }
   }
@@ -212,43 +222,69 @@ void Walk::read_planes(std::vector<Candidate>& list, std::size_t count, std::siz
   });
   double out = 0;
   double in = 0;
-  for (std::size_t i = 0; i < count; ++i) (i < k ? out : in) += s_.doubt[i];
+  for (std::size_t i = 0; i < s_.count; ++i) (i < s_.k ? out : in) += s_.doubt[i];
   std::vector<PageNumber> pages;
   std::size_t taken = 0;
   for (const std::uint32_t i : s_.order) {
-    if (std::max(out, in) <= loss_max) break;
-    const PageNumber page = plane.page_of(list[i].row);
+    if (std::max(out, in) <= kLeftByReads * loss_max()) break;
+    const PageNumber page = plane.page_of(s_.list[i].row);
     if (std::find(pages.begin(), pages.end(), page) == pages.end()) {
-      if (pages.size() >= params_.rerank_reads_max) break;
+      if (pages.size() >= s_.params.rerank_reads_max) break;
       pages.push_back(page);
     }
-    (i < k ? out : in) -= s_.doubt[i];
+    (i < s_.k ? out : in) -= s_.doubt[i];
     ++taken;
   }
-  s_.wanted.clear();
-  for (std::size_t t = 0; t < taken; ++t) {
-    const std::uint32_t row = list[s_.order[t]].row;
+  s_.order.resize(taken);
+  for (const std::uint32_t i : s_.order) {
+    const std::uint32_t row = s_.list[i].row;
     s_.wanted.push_back({layout_.codes.store, layout_.codes.page_of(row)});
     if (second) s_.wanted.push_back({layout_.refine.store, layout_.refine.page_of(row)});
   }
-  const PinnedPages got = pool_.fetch(s_.wanted.data(), s_.wanted.size(), params_.deadline);
-  if (got.reads() > 0) ++stats_.rounds;
-  stats_.bytes_read += got.bytes_read();
-  stats_.pages_read += got.bytes_read() / refine_.page_bytes;
-  stats_.misses += static_cast<std::uint32_t>(taken);
-  const std::size_t each = second ? 2 : 1;
-  for (std::size_t t = 0; t < taken; ++t) {
-    Candidate& candidate = list[s_.order[t]];
-    const std::byte* high = got.data(each * t);
-    const std::byte* low = second ? got.data(each * t + 1) : high;
+}
+
+// Wants the exact vectors of the members, and of every candidate still in doubt.
+void Rerank::want_vectors() {
+  for (std::size_t i = 0; i < s_.count; ++i) {
+    if (s_.list[i].grade == Grade::exact || (i >= s_.k && s_.doubt[i] <= 1e-3)) continue;
+    if (s_.order.size() >= s_.params.rerank_reads_max) break;
+    s_.order.push_back(static_cast<std::uint32_t>(i));
+    vectors_.want(s_.list[i].row, s_.wanted);
+  }
+}
+
+void Rerank::missed(PageStatus status) {
+  if (status == PageStatus::deadline) {
+    s_.stats.deadline_hit = true;
+    s_.reading = false;
+  } else {
+    ++s_.stats.damaged;
+  }
+}
+
+void Rerank::take(const PinnedPages& got, std::size_t first) {
+  s_.stats.misses += static_cast<std::uint32_t>(s_.order.size());
+  const Grade grade = kStepGrades[s_.step++];
+  if (grade == Grade::exact) {
+    take_vectors(got, first);
+  } else {
+    take_planes(got, first, grade);
+  }
+  // What is read moves the border, and may leave others in doubt: hence the second helping.
+  sort_and_judge();
+}
+
+void Rerank::take_planes(const PinnedPages& got, std::size_t first, Grade grade) {
+  const bool second = grade == Grade::refined;
+  std::size_t at = first;
+  for (const std::uint32_t i : s_.order) {
+    Candidate& candidate = s_.list[i];
+    const std::size_t high_at = at++;
+    const std::size_t low_at = second ? at++ : high_at;
+    const std::byte* high = got.data(high_at);
+    const std::byte* low = got.data(low_at);
     if (low == nullptr || high == nullptr) {
-      const PageStatus status = got.status(high == nullptr ? each * t : each * t + 1);
-      if (status == PageStatus::deadline) {
-        stats_.deadline_hit = true;
-        reading_ = false;
-      } else {
-        ++stats_.damaged;
-      }
+      missed(got.status(high == nullptr ? high_at : low_at));
       continue;
     }
     const auto* code =
@@ -262,97 +298,43 @@ void Walk::read_planes(std::vector<Candidate>& list, std::size_t count, std::siz
   }
 }
 
-// Reads the exact vectors of the members, and of every candidate still in doubt, in one batch.
-void Walk::read_vectors(std::vector<Candidate>& list, std::size_t count, std::size_t k) {
-  s_.wanted.clear();
-  s_.order.clear();
-  for (std::size_t i = 0; i < count; ++i) {
-    if (list[i].grade == Grade::exact || (i >= k && s_.doubt[i] <= 1e-3)) continue;
-    if (s_.order.size() >= params_.rerank_reads_max) break;
-    s_.order.push_back(static_cast<std::uint32_t>(i));
-    want_vector(list[i].row);
-  }
-  if (s_.order.empty()) return;
-  const PinnedPages got = pool_.fetch(s_.wanted.data(), s_.wanted.size(), params_.deadline);
-  if (got.reads() > 0) ++stats_.rounds;
-  stats_.bytes_read += got.bytes_read();
-  stats_.pages_read += got.bytes_read() / vectors_.page_bytes;
-  stats_.misses += static_cast<std::uint32_t>(s_.order.size());
-  const auto missed = [this](PageStatus status) {
-    if (status == PageStatus::deadline) {
-      stats_.deadline_hit = true;
-      reading_ = false;
-    } else {
-      ++stats_.damaged;
-    }
-  };
-  std::size_t at = 0;
+void Rerank::take_vectors(const PinnedPages& got, std::size_t first) {
+  std::size_t at = first;
   for (const std::uint32_t i : s_.order) {
-    if (const std::byte* vector = fetched_vector(got, at, list[i].row, missed)) {
-      improve(list[i], distance_to(vector), 0, Grade::exact);
-    }
+    const std::byte* vector = vectors_.fetched(got, at, s_.list[i].row,
+                                               [this](PageStatus status) { missed(status); });
+    if (vector != nullptr) improve(s_.list[i], vectors_.distance_to(vector), 0, Grade::exact);
   }
 }
 
-void Walk::answer(std::uint32_t* rows, float* scores) {
-  std::vector<Candidate>& list = filtered_ ? s_.allowed.items() : s_.nearest.items();
-  const std::size_t k = std::min<std::size_t>(params_.k, list.size());
-  if (k == 0) {
-    stats_.expected_recall = 0;
-    return;
-  }
-  // Everything that could still be a member: the rest is out of doubt and stays behind.
-  const float reach =
-      list[k - 1].distance + kDoubtSigmas * 1.41421356f * list[k - 1].sigma;
-  std::size_t count = k;
-  while (count < list.size() && list[count].distance <= reach) ++count;
-  const auto end = [&] { return list.begin() + static_cast<std::ptrdiff_t>(count); };
-  {
-    const PagePool::ReadGuard guard(pool_);
-    for (std::size_t i = 0; i < std::min(kVectorsAhead, count); ++i) prefetch_vector(list[i].row);
-    for (std::size_t i = 0; i < count; ++i) {
-      if (i + kVectorsAhead < count) prefetch_vector(list[i + kVectorsAhead].row);
-      upgrade_resident(list[i]);
-    }
-    for (std::size_t i = 0; i < count; ++i) stats_.hits += list[i].grade > grade_ ? 1 : 0;
-  }
-  std::sort(list.begin(), end(), nearer);
-  const double loss_max = (1.0 - static_cast<double>(params_.rerank_target)) *
-                          static_cast<double>(k);
-  double loss = expected_loss(list, count, k);
-  const double share = static_cast<double>(k);
-  const bool let_off = loss > loss_max && loss <= params_.loss_ceiling * share && may_read() &&
-                       !params_.read_vectors &&
-                       searcher_.credit_.spend(loss / share, params_.mean_loss);
-  // What is read moves the border, and may leave others in doubt: hence the second helping.
-  for (const Grade grade : {Grade::code, Grade::refined, Grade::refined}) {
-    if (grade <= grade_ || loss <= loss_max || let_off || !may_read()) continue;
-    read_planes(list, count, k, kLeftByReads * loss_max, grade);
-    std::sort(list.begin(), end(), nearer);
-    loss = expected_loss(list, count, k);
-  }
-  if (params_.read_vectors && may_read()) {
-    read_vectors(list, count, k);
-    std::sort(list.begin(), end(), nearer);
-    loss = expected_loss(list, count, k);
-  }
+void Rerank::finish(std::uint32_t* rows, float* scores) {
+  std::fill(rows, rows + s_.params.k, kNoRow);
+  std::fill(scores, scores + s_.params.k, 0.0f);
+  QueryStats& stats = s_.stats;
+  if (s_.k == 0) return;
+  const double share = static_cast<double>(s_.k);
   // One that could read nothing says nothing about what the others may do without.
-  if (let_off) {
-    searcher_.credit_.settle(0, params_.mean_loss);
-  } else if (reading_) {
-    searcher_.credit_.settle(loss / share, params_.mean_loss);
+  LossCredit& credit = searcher_.credit_;
+  if (s_.let_off) {
+    credit.settle(0, s_.params.mean_loss);
+  } else if (s_.put_off_at >= 0) {
+    const auto loss = s_.reading ? std::optional<double>(s_.loss / share) : std::nullopt;
+    credit.correct(s_.put_off_at, loss, s_.params.mean_loss);
+  } else if (s_.reading) {
+    credit.settle(s_.loss / share, s_.params.mean_loss);
   }
-  stats_.expected_recall = static_cast<float>(std::max(0.0, 1.0 - loss / share));
-  stats_.found = static_cast<std::uint32_t>(k);
-  for (std::size_t i = 0; i < k; ++i) {
-    rows[i] = list[i].row;
+  stats.expected_recall = static_cast<float>(std::max(0.0, 1.0 - s_.loss / share));
+  stats.found = static_cast<std::uint32_t>(s_.k);
+  for (std::size_t i = 0; i < s_.k; ++i) {
+    const Candidate& candidate = s_.list[i];
+    rows[i] = candidate.row;
     scores[i] = layout_.metric == Metric::l2
-                    ? std::max(0.0f, list[i].distance + offset_)
-                    : offset_ - list[i].distance;
-    if (list[i].grade == Grade::exact) ++stats_.exact;
-    if (list[i].grade == Grade::refined) ++stats_.refined;
+                    ? std::max(0.0f, candidate.distance + s_.offset)
+                    : s_.offset - candidate.distance;
+    if (candidate.grade == Grade::exact) ++stats.exact;
+    if (candidate.grade == Grade::refined) ++stats.refined;
   }
-  stats_.best = scores[0];
+  stats.best = scores[0];
 }
 
 }  // namespace stoker

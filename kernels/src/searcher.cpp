@@ -86,32 +86,6 @@ QueryStats Searcher::search(const float* query, const SearchParams& params, std:
   return Session(*this).search(query, params, rows, scores);
 }
 
-Searcher::Session::Session(Searcher& searcher)
-    : searcher_(searcher), scratch_(searcher.take_scratch()) {}
-
-Searcher::Session::~Session() {
-  try {
-    if (scratch_ != nullptr) searcher_.give_scratch(std::move(scratch_));
-  } catch (const std::bad_alloc&) {
-    // The next search makes one anew.
-  }
-  searcher_.hits_.fetch_add(hits_, std::memory_order_relaxed);
-  searcher_.misses_.fetch_add(misses_, std::memory_order_relaxed);
-}
-
-QueryStats Searcher::Session::search(const float* query, const SearchParams& params,
-                                     std::uint32_t* rows, float* scores) {
-  if (scratch_ == nullptr) scratch_ = searcher_.take_scratch();
-  // Held here meanwhile: a walk that throws leaves it in no state to be used again.
-  std::unique_ptr<Scratch> scratch = std::move(scratch_);
-  Walk walk(searcher_, *scratch, params);
-  const QueryStats stats = walk.run(query, rows, scores);
-  scratch_ = std::move(scratch);
-  hits_ += stats.hits;
-  misses_ += stats.misses;
-  return stats;
-}
-
 std::size_t Searcher::vectors(const std::uint32_t* rows, std::size_t count, float* out) {
   const PagePool::View view = pool_.view(layout_.vectors.store);
   const std::size_t record = layout_.vectors.record_bytes;

@@ -41,44 +41,43 @@ constexpr std::size_t kRoomyWidthShare = 8;
 
 }  // namespace
 
-Walk::Walk(Searcher& searcher, Searcher::Scratch& scratch, const SearchParams& params)
+Walk::Walk(Searcher& searcher, Searcher::Scratch& scratch, Settling& settling)
     : searcher_(searcher),
       s_(scratch),
-      params_(params),
+      settling_(settling),
+      params_(settling.params),
+      query_(settling.query),
+      stats_(settling.stats),
       layout_(searcher.layout_),
       pool_(searcher.pool_),
       links_(pool_.view(layout_.links)),
       codes_(layout_, searcher.quantizer_, searcher.kernels_),
+      vectors_(layout_, searcher.kernels_, pool_, settling),
       by_vectors_(layout_.walk_vectors),
-      grade_(by_vectors_ ? Grade::exact : codes_.grade),
+      grade_(walked_grade(layout_)),
       walked_(pool_.view(codes_.records.store)),
-      fine_(pool_.view(layout_.codes.store)),
-      refine_(pool_.view(layout_.refine.store)),
-      vectors_(pool_.view(layout_.vectors.store)),
-      code_bytes_(searcher.quantizer_.shape().code_bytes),
-      blocks_(searcher.quantizer_.shape().blocks),
       l2_factor_(layout_.metric == Metric::l2 ? 1.0f : 0.0f),
       dot_factor_(layout_.metric == Metric::l2 ? -2.0f : -1.0f),
-      reading_(!params.resident_only),
-      filtered_(params.allow != nullptr) {}
+      filtered_(params_.allow != nullptr) {}
 
-QueryStats Walk::run(const float* query, std::uint32_t* rows, float* scores) {
-  std::fill(rows, rows + params_.k, kNoRow);
-  std::fill(scores, scores + params_.k, 0.0f);
-  if (layout_.count == 0 || params_.k == 0) return stats_;
-  prepare_query(searcher_.quantizer_, query, layout_.metric == Metric::l2, s_.query,
+void Walk::run(const float* query) {
+  settling_.list.clear();
+  if (layout_.count == 0 || params_.k == 0) return;
+  prepare_query(searcher_.quantizer_, query, layout_.metric == Metric::l2, query_,
                 codes_.in_basis);
-  stats_.query_length = s_.query.length;
-  code_offset_ = codes_.offset(s_.query);
-  code_scale_ = codes_.scale(s_.query);
-  sigma_factor_ = -dot_factor_ * codes_.error * s_.query.length;
-  offset_ = s_.query.constant;
+  stats_.query_length = query_.length;
+  stats_.expected_recall = 0;   // until something is found
+  code_offset_ = codes_.offset(query_);
+  code_scale_ = codes_.scale(query_);
+  sigma_factor_ = -dot_factor_ * codes_.error * query_.length;
+  settling_.offset = query_.constant;
   if (by_vectors_) {
     // Nothing is added to small distances: rows by the thousand may differ by less than it rounds.
     double length2 = 0;
-    for (const float x : s_.query.original) length2 += static_cast<double>(x) * x;
-    query_length_ = std::sqrt(length2);
-    offset_ = layout_.metric == Metric::l2 ? 0.0f : static_cast<float>(query_length_);
+    for (const float x : query_.original) length2 += static_cast<double>(x) * x;
+    settling_.query_length = std::sqrt(length2);
+    settling_.offset =
+        layout_.metric == Metric::l2 ? 0.0f : static_cast<float>(settling_.query_length);
   }
   s_.visited.resize((layout_.count + 63) / 64, 0);
 
@@ -86,15 +85,18 @@ QueryStats Walk::run(const float* query, std::uint32_t* rows, float* scores) {
   std::size_t ef = params_.ef;
   s_.allowed.reset(ef);
   if (filtered_) {
-    if (params_.allow_count == 0) return stats_;
+    if (params_.allow_count == 0) {
+      stats_.expected_recall = 1;   // of nothing
+      return;
+    }
     const double selectivity =
         static_cast<double>(params_.allow_count) / static_cast<double>(layout_.count);
     const double scan_cost = static_cast<double>(params_.allow_count);
     const double walk_cost = static_cast<double>(ef) / selectivity * kWalkFactor;
     if (scan_cost <= walk_cost) {
       scan_allowed();
-      answer(rows, scores);
-      return stats_;
+      settling_.list.swap(s_.allowed.items());
+      return;
     }
     ef = std::min<std::size_t>(layout_.count,
                                static_cast<std::size_t>(static_cast<double>(ef) / selectivity));
@@ -112,8 +114,7 @@ QueryStats Walk::run(const float* query, std::uint32_t* rows, float* scores) {
   if (!stats_.narrow) walk_level(0, ef, true);
   if (filtered_) widen(ef);
   forget_visited();
-  answer(rows, scores);
-  return stats_;
+  settling_.list.swap((filtered_ ? s_.allowed : s_.nearest).items());
 }
 
 // Whether a whole walk has ended as near to the query as narrow walks have to, by its codes. What
@@ -121,13 +122,13 @@ QueryStats Walk::run(const float* query, std::uint32_t* rows, float* scores) {
 bool Walk::is_near() const {
   if (s_.nearest.items().empty() || stats_.skipped > 0) return false;
   const float distance = s_.nearest.items().front().distance;
-  const float length = s_.query.length;
+  const float length = query_.length;
   if (layout_.metric == Metric::l2) {
     const float unrelated = length * length + params_.spread;
-    return unrelated - (distance + offset_) >= params_.near_from * unrelated &&
+    return unrelated - (distance + settling_.offset) >= params_.near_from * unrelated &&
            unrelated > 0;
   }
-  return offset_ - distance >= params_.near_from * length && length > 0;
+  return settling_.offset - distance >= params_.near_from * length && length > 0;
 }
 
 // Whether the allowed rows that were met hold the nearest ones: among all the rows that lie as near
@@ -169,15 +170,6 @@ void Walk::begin_anew() {
   }
 }
 
-bool Walk::may_read() {
-  if (!reading_) return false;
-  if (params_.deadline && Clock::now() >= *params_.deadline) {
-    stats_.deadline_hit = true;
-    reading_ = false;
-  }
-  return reading_;
-}
-
 void Walk::forget_visited() {
   for (const std::uint32_t row : s_.visited_rows) s_.visited[row >> 6] = 0;
   s_.visited_rows.clear();
@@ -204,7 +196,7 @@ void Walk::enter_widely() {
 // then be all the answer there is.
 void Walk::descend(std::size_t entry_ef) {
   const std::size_t top = layout_.levels.size() - 1;
-  const bool careful = !reading_ || params_.deadline.has_value();
+  const bool careful = !settling_.reading || params_.deadline.has_value();
   const std::size_t width = careful ? params_.ef : 1;
   const std::size_t last = std::max(width, entry_ef);
   s_.links_missing.clear();
@@ -273,7 +265,7 @@ void Walk::walk_level(std::uint32_t level_number, std::size_t ef, bool bottom) {
       }
     }
     if (s_.links_missing.empty() && s_.codes_missing.empty()) break;
-    if (may_read()) {
+    if (may_read(settling_)) {
       read_missing(level);
     } else {
       // On upper levels too: who comes down from half of them may begin far from the answer.
@@ -353,7 +345,7 @@ void Walk::fetch_codes() {
 // a line of the cache, and compared as they are met.
 void Walk::compare_vectors() {
   for (const std::uint32_t row : s_.neighbors) {
-    const std::byte* vector = resident_vector(row);
+    const std::byte* vector = vectors_.resident(row);
     if (vector == nullptr) {
       s_.codes_missing.push_back(row);
       ++stats_.misses;
@@ -361,7 +353,7 @@ void Walk::compare_vectors() {
     }
     ++stats_.hits;
     if (counting_) ++stats_.evaluated;
-    take(row, distance_to(vector), 0);
+    take(row, vectors_.distance_to(vector), 0);
   }
 }
 
@@ -371,7 +363,7 @@ void Walk::compare_codes() {
   stats_.hits += static_cast<std::uint32_t>(count);
   if (count == 0) return;
   s_.dots.resize(count);
-  codes_.dots(s_.query, s_.pointers.data(), count, s_.dots.data(), s_.more_dots);
+  codes_.dots(query_, s_.pointers.data(), count, s_.dots.data(), s_.more_dots);
   if (counting_) stats_.evaluated += static_cast<std::uint32_t>(count);
   for (std::size_t i = 0; i < count; ++i) {
     offer(s_.pointer_rows[i], s_.pointers[i], s_.dots[i]);
@@ -422,12 +414,19 @@ void Walk::read_missing(const LinkLevel& level) {
   }
   for (const std::uint32_t row : codes) {
     if (by_vectors_) {
-      want_vector(row);
+      vectors_.want(row, s_.wanted);
     } else {
       s_.wanted.push_back({codes_.records.store, codes_.records.page_of(row)});
     }
   }
-  const PinnedPages pages = pool_.fetch(s_.wanted.data(), s_.wanted.size(), params_.deadline);
+  PendingPages pending =
+      pool_.begin_fetch(s_.wanted.data(), s_.wanted.size(), params_.deadline);
+  if (s_.flight.pending()) {
+    // Before this waits for pages that others read: they may be waiting for these.
+    pending.issue();
+    s_.flight.land(params_.deadline);
+  }
+  const PinnedPages pages = pending.finish(params_.deadline);
   if (pages.reads() > 0) ++stats_.rounds;
   stats_.bytes_read += pages.bytes_read();
   stats_.pages_read += pages.bytes_read() / links_.page_bytes;
@@ -440,10 +439,10 @@ void Walk::read_missing(const LinkLevel& level) {
   };
   for (std::size_t i = 0, at = links.size(); i < codes.size(); ++i) {
     if (by_vectors_) {
-      const std::byte* vector = fetched_vector(pages, at, codes[i], missed);
+      const std::byte* vector = vectors_.fetched(pages, at, codes[i], missed);
       if (vector == nullptr) continue;
       if (counting_) ++stats_.evaluated;
-      take(codes[i], distance_to(vector), 0);
+      take(codes[i], vectors_.distance_to(vector), 0);
       continue;
     }
     const std::byte* page = pages.data(links.size() + i);
@@ -454,7 +453,7 @@ void Walk::read_missing(const LinkLevel& level) {
     const auto* code =
         reinterpret_cast<const std::uint8_t*>(page + codes_.records.offset_of(codes[i]));
     std::int32_t dot;
-    codes_.dots(s_.query, &code, 1, &dot, s_.more_dots);
+    codes_.dots(query_, &code, 1, &dot, s_.more_dots);
     if (counting_) ++stats_.evaluated;
     offer(codes[i], code, dot);
   }
@@ -493,7 +492,7 @@ void Walk::scan_allowed() {
       compare_codes();
     }
     while (!s_.codes_missing.empty()) {
-      if (!may_read()) {
+      if (!may_read(settling_)) {
         stats_.skipped += static_cast<std::uint32_t>(s_.codes_missing.size());
         s_.codes_missing.clear();
         break;

@@ -1,16 +1,13 @@
-// One query's way through a segment: candidates, the walk over a level, the re-rank.
+// One query's way through a segment: candidates and the walk over a level.
 #pragma once
 
-#include <algorithm>
 #include <cstring>
+#include <memory>
 #include <vector>
 
-#include "stoker/segment.hpp"
+#include "rerank.hpp"
 
 namespace stoker {
-
-// What a candidate's distance was computed from; later ones are better.
-enum class Grade : std::uint8_t { coarse, code, refined, exact };
 
 // The codes that a walk compares: blocks of 4 bits a dimension, then blocks of 2.
 class WalkCodes {
@@ -63,14 +60,6 @@ class WalkCodes {
   const Kernels& kernels_;
   std::size_t wide_blocks_;
   std::size_t narrow_blocks_;
-};
-
-struct Candidate {
-  float distance;       // smaller is nearer: minus the centred inner product, or centred l2
-  float sigma;          // standard deviation of its error; 0 when exact
-  std::uint32_t row;
-  bool expanded;
-  Grade grade;
 };
 
 // The nearest `capacity` candidates in order, and a cursor at the first one not yet expanded.
@@ -129,7 +118,6 @@ class CandidateList {
 };
 
 struct Searcher::Scratch {
-  PreparedQuery query;
   CandidateList nearest;       // drives the walk
   CandidateList allowed;       // answers, when a filter keeps some nodes out of them
   std::vector<Candidate> entries;   // where a narrow walk entered the bottom
@@ -144,19 +132,18 @@ struct Searcher::Scratch {
   std::vector<std::int32_t> dots;
   std::vector<std::int32_t> more_dots;
   std::vector<PageRef> wanted;
-  std::vector<float> vector;                  // one assembled full vector
-  std::vector<std::uint32_t> order;
-  std::vector<double> doubt;
+  std::vector<std::unique_ptr<Settling>> spare;   // of queries that are settled
+  PendingPages flight;    // what other queries of the batch wait for
 };
 
 class Walk {
  public:
-  Walk(Searcher& searcher, Searcher::Scratch& scratch, const SearchParams& params);
+  // Leaves what it finds in `settling`.
+  Walk(Searcher& searcher, Searcher::Scratch& scratch, Settling& settling);
 
-  QueryStats run(const float* query, std::uint32_t* rows, float* scores);
+  void run(const float* query);
 
  private:
-  bool may_read();
   void descend(std::size_t entry_ef);
   void enter_widely();
   bool is_near() const;
@@ -175,25 +162,6 @@ class Walk {
   void read_missing(const LinkLevel& level);
   std::uint32_t ahead_max(std::size_t ef) const;
   void scan_allowed();
-  void answer(std::uint32_t* rows, float* scores);
-
-  // Re-rank.
-  void improve(Candidate& candidate, float distance, float sigma, Grade grade);
-  void use_code(Candidate& candidate, const std::uint8_t* high);
-  void refine(Candidate& candidate, const std::uint8_t* high, const std::uint8_t* low);
-  float distance_to(const std::byte* vector) const;
-  double behind_query(const std::byte* vector) const;
-  const std::byte* resident_vector(std::uint32_t row);
-  void want_vector(std::uint32_t row);
-  template <typename Missed>
-  const std::byte* fetched_vector(const PinnedPages& got, std::size_t& at, std::uint32_t row,
-                                  const Missed& missed);
-  void prefetch_vector(std::uint32_t row) const;
-  void upgrade_resident(Candidate& candidate);
-  double expected_loss(const std::vector<Candidate>& list, std::size_t count, std::size_t k);
-  void read_planes(std::vector<Candidate>& list, std::size_t count, std::size_t k,
-                   double loss_max, Grade grade);
-  void read_vectors(std::vector<Candidate>& list, std::size_t count, std::size_t k);
 
   bool is_allowed(std::uint32_t row) const {
     return params_.allow == nullptr || ((params_.allow[row >> 3] >> (row & 7)) & 1) != 0;
@@ -210,68 +178,28 @@ class Walk {
 
   Searcher& searcher_;
   Searcher::Scratch& s_;
-  SearchParams params_;
+  Settling& settling_;
+  SearchParams& params_;
+  PreparedQuery& query_;
+  QueryStats& stats_;
   const SegmentLayout& layout_;
   PagePool& pool_;
   PagePool::View links_;
   WalkCodes codes_;
+  FullVectors vectors_;
   bool by_vectors_;   // what the walk compares are not codes, but vectors
   Grade grade_;       // of what it compares
   PagePool::View walked_;   // pages of the codes that the walk compares
-  PagePool::View fine_;     // pages of 4-bit codes, which second codes need beside them
-  PagePool::View refine_;
-  PagePool::View vectors_;
-  QueryStats stats_;
-  std::size_t code_bytes_;   // of a 4-bit code
-  std::size_t blocks_;
   float l2_factor_;       // 0 for inner product, 1 for l2: weight of |x - centre|^2
   float dot_factor_;      // -1 or -2
   float code_offset_ = 0;    // see WalkCodes
   float code_scale_ = 0;
   float sigma_factor_ = 0;   // deviation of a first plane's estimate over the vector's length
-  // What makes a distance a score: added to it under l2, less it for inner products.
-  float offset_ = 0;
-  double query_length_ = 0;  // where walks compare vectors by inner product
   const LinkLevel* level_ = nullptr;   // that is walked
-  bool reading_;
   bool filtered_;
   bool counting_ = false;   // whether this level's work counts in the statistics: the bottom's
   bool offering_ = false;   // whether nodes met now may be answers to the filter
   bool roomy_ = false;      // whether the last read found frames idle, and time
 };
-
-// Has the pages of a row's vector read with s_.wanted; fetched_vector() takes as many.
-inline void Walk::want_vector(std::uint32_t row) {
-  const std::size_t record = layout_.vectors.record_bytes;
-  const std::uint64_t start = static_cast<std::uint64_t>(row) * record;
-  const std::uint64_t last = (start + record - 1) / vectors_.page_bytes;
-  for (std::uint64_t page = start / vectors_.page_bytes; page <= last; ++page) {
-    s_.wanted.push_back({layout_.vectors.store, static_cast<PageNumber>(page)});
-  }
-}
-
-// Puts together in s_.vector what was read from `at` on, which moves past it. Calls `missed` with
-// the status of each page that did not come; nullptr where one did not.
-template <typename Missed>
-const std::byte* Walk::fetched_vector(const PinnedPages& got, std::size_t& at, std::uint32_t row,
-                                      const Missed& missed) {
-  const std::size_t record = layout_.vectors.record_bytes;
-  s_.vector.resize((record + 3) / 4);
-  auto* out = reinterpret_cast<std::byte*>(s_.vector.data());
-  std::size_t offset = static_cast<std::uint64_t>(row) * record % vectors_.page_bytes;
-  bool whole = true;
-  for (std::size_t done = 0; done < record; ++at, offset = 0) {
-    const std::byte* page = got.data(at);
-    const std::size_t part = std::min(vectors_.page_bytes - offset, record - done);
-    if (page == nullptr) {
-      whole = false;
-      missed(got.status(at));
-    } else {
-      std::memcpy(out + done, page + offset, part);
-    }
-    done += part;
-  }
-  return whole ? out : nullptr;
-}
 
 }  // namespace stoker

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstddef>
+#include <optional>
 
 namespace stoker {
 
@@ -39,8 +40,19 @@ class LossCredit {
   // A query was answered, and expects to lose `loss`, which has not been paid for by spend().
   void settle(double loss, double allowed) noexcept {
     if (!(allowed > 0) || !(loss >= 0)) return;
+    add(1.0 - loss / allowed, allowed);
+  }
+
+  // What settle(expected) said is not so: the query expects to lose `loss`, or, without one, was no
+  // query that counts.
+  void correct(double expected, std::optional<double> loss, double allowed) noexcept {
+    if (!(allowed > 0) || !(expected >= 0) || (loss && !(*loss >= 0))) return;
+    add(loss ? (expected - *loss) / allowed : expected / allowed - 1.0, allowed);
+  }
+
+ private:
+  void add(double gain, double allowed) noexcept {
     std::atomic<double>& credit = bucket(allowed);
-    const double gain = 1.0 - loss / allowed;
     double now = credit.load(std::memory_order_relaxed);
     double next;
     do {
@@ -49,7 +61,6 @@ class LossCredit {
              !credit.compare_exchange_weak(now, next, std::memory_order_relaxed));
   }
 
- private:
   std::atomic<double>& bucket(double allowed) noexcept {
     const double octave = -2.0 * std::log2(std::min(allowed, 1.0));
     const auto at = static_cast<std::size_t>(std::min(std::max(octave, 0.0), 31.0));

@@ -79,6 +79,8 @@ class ReadQueue {
   // moment that has passed makes this a poll; an empty one waits without bound. `all` says that
   // the caller has no use for one before the others, which saves it a wake-up for each.
   virtual ReadRequest* wait(const Deadline& until, bool all) = 0;
+  // Whether wait() has one at hand. Makes no system call, so that it can be asked all the time.
+  virtual bool ready() noexcept = 0;
   virtual std::size_t outstanding() const noexcept = 0;
   // Whether it is worth keeping for the next caller.
   virtual bool reusable() const noexcept { return false; }

@@ -88,15 +88,48 @@ class PinnedPages {
   ~PinnedPages();
 
   std::size_t size() const noexcept;
+  std::size_t page_bytes() const noexcept;
   // nullptr unless status(i) == PageStatus::ok.
   const std::byte* data(std::size_t i) const noexcept;
   PageStatus status(std::size_t i) const noexcept;
   std::uint64_t reads() const noexcept;        // device reads that this fetch itself issued
   std::uint64_t bytes_read() const noexcept;
+  // Whether this fetch itself issued the read of the page; of those that ask for one, the first.
+  bool is_read(std::size_t i) const noexcept;
   // Whether missed pages' clusters were read with them: frames lie idle, so what is read too much
   // takes nobody's place, and no deadline is near.
   bool read_around() const noexcept;
   void release() noexcept;
+
+ private:
+  friend class PagePool;
+  friend class PendingPages;
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+// A fetch that is under way; made by begin_fetch(), for one thread. Other threads that want a page
+// which it reads wait until this takes that in: whoever holds one calls poll() every few
+// microseconds, and land() before it waits for anything else, since two that wait for each other's
+// pages would do so for ever. One that goes unfinished leaves its reads to the pool.
+class PendingPages {
+ public:
+  PendingPages() noexcept;
+  PendingPages(PendingPages&&) noexcept;
+  PendingPages& operator=(PendingPages&&) noexcept;
+  PendingPages(const PendingPages&) = delete;
+  PendingPages& operator=(const PendingPages&) = delete;
+  ~PendingPages();
+
+  bool pending() const noexcept { return state_ != nullptr; }
+  // Hands its reads to the device; what waits for them does, too.
+  void issue();
+  // Takes in what has arrived, without waiting. True when nothing is missing any more.
+  bool poll();
+  // Waits for the reads that this fetch itself issued.
+  void land(const Deadline& deadline);
+  // Waits for all pages, also those that other threads read. Nothing is pending afterwards.
+  PinnedPages finish(const Deadline& deadline);
 
  private:
   friend class PagePool;
@@ -206,6 +239,8 @@ class PagePool {
   // parallel batch. Must not be called inside a ReadGuard. Never waits for a frame: without one,
   // the page comes in a private buffer. Pages that another thread is reading are waited for.
   PinnedPages fetch(const PageRef* wanted, std::size_t count, Deadline deadline = {});
+  // As fetch(), but the caller has other things to do while the pages are read.
+  PendingPages begin_fetch(const PageRef* wanted, std::size_t count, Deadline deadline = {});
 
   // ---- prefetch -------------------------------------------------------------------------------
   // Loads pages (rising page numbers) at a priority under demand, in the calling thread.
@@ -220,6 +255,8 @@ class PagePool {
   StoreStats store_stats(StoreId store) const;
   // One byte a page: 0 absent, 1 resident, 2 resident and sticky, 3 quarantined.
   std::vector<std::uint8_t> residency(StoreId store) const;
+  // Frames that demand may have: all but those of sticky pages.
+  std::size_t demand_frames() const;
   const char* backend_name() const noexcept;   // "io_uring" or "threads"
   bool direct_io(StoreId store) const;         // whether O_DIRECT is in force
   // Lowers or raises the budget; evicts down to it. Throws StoreError if sticky or pinned pages

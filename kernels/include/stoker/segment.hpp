@@ -152,9 +152,12 @@ struct QueryStats {
   bool narrow = false;              // answered by a walk of width `near_ef`
 };
 
+struct Settling;   // these three are of no use to callers
+class Rerank;
+
 class Searcher {
  public:
-  struct Scratch;   // of no use to callers
+  struct Scratch;
 
   Searcher(PagePool& pool, const SegmentLayout& layout, const Quantizer& quantizer);
   ~Searcher();
@@ -168,8 +171,16 @@ class Searcher {
   QueryStats search(const float* query, const SearchParams& params, std::uint32_t* rows,
                     float* scores);
 
-  // Searches one after the other, on one thread. Several at a time then meet only in the pages:
-  // what they count is added up at the end of each. No longer-lived than the searcher.
+  // Takes the answers of a batch, each once, in whatever order they are settled.
+  class Answers {
+   public:
+    virtual ~Answers() = default;
+    // Scores are where ask() was told to leave them.
+    virtual void take(std::size_t number, const std::uint32_t* rows, const QueryStats& stats) = 0;
+  };
+
+  // Searches on one thread. Several at a time then meet only in the pages: what they count is added
+  // up at the end of each. No longer-lived than the searcher.
   class Session {
    public:
     explicit Session(Searcher& searcher);
@@ -181,9 +192,30 @@ class Searcher {
     QueryStats search(const float* query, const SearchParams& params, std::uint32_t* rows,
                       float* scores);
 
+    // One query of a batch, whose queries have the same `params`. Where its answer takes reads, it
+    // is settled while later ones walk: reads of several then go to the device together, and nobody
+    // waits for them. `answers` is given it during this call or a later one, at the latest in
+    // finish(). `left` is how many queries of the batch are still to come. When either has thrown,
+    // the session is of no more use.
+    void ask(std::size_t number, const float* query, const SearchParams& params, float* scores,
+             std::size_t left, Answers& answers);
+    // Settles all that was asked.
+    void finish(Answers& answers);
+
    private:
+    std::unique_ptr<Settling> take_settling(const SearchParams& params);
+    void go_on(std::unique_ptr<Settling> settling, Rerank& rerank, Answers& answers);
+    void launch();
+    void land(Answers& answers);
+
     Searcher& searcher_;
     std::unique_ptr<Scratch> scratch_;
+    bool whole_ = true;                // no call is under way, or has thrown
+    std::vector<std::unique_ptr<Settling>> waiting_;   // for reads that are not issued yet
+    std::vector<std::unique_ptr<Settling>> flying_;    // for those that are
+    std::size_t waiting_pages_ = 0;
+    std::size_t waiting_since_ = 0;    // queries asked since the first of them came
+    std::size_t flight_pages_max_ = 0;   // once a query waits
     std::uint64_t hits_ = 0;
     std::uint64_t misses_ = 0;
   };
@@ -203,6 +235,7 @@ class Searcher {
 
  private:
   friend class Walk;
+  friend class Rerank;
   std::unique_ptr<Scratch> take_scratch();
   void give_scratch(std::unique_ptr<Scratch> scratch);
 
