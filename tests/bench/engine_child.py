@@ -182,6 +182,18 @@ def asked_one_by_one(job: Job, peer: Any, queries: Any, truth: Any) -> dict[str,
     return found
 
 
+def asked_at_once(job: Job, peer: Any, queries: Any, truth: Any) -> dict[str, float]:
+    """Ask all queries in one call; speed, processor time and recall."""
+    start, busy = time.perf_counter(), time.process_time()
+    ids = peer.search(queries, K, job.effort, job.threads)
+    seconds = time.perf_counter() - start
+    return {
+        "qps": len(queries) / seconds,
+        "cpu_us": (time.process_time() - busy) / len(queries) * 1e6,
+        "recall": recall(ids, truth),
+    }
+
+
 def cold(job: Job, peer: Any) -> dict[str, Any]:
     """The first queries after opening, one at a time."""
     queries, truth = np.load(job.queries), np.load(job.truth)
@@ -208,6 +220,9 @@ def budget(job: Job, peer: Any) -> dict[str, Any]:
             break
     found = asked_one_by_one(job, peer, queries[job.settle :], truth[job.settle :])
     del found["latency_ms"]
+    # The same queries again: what they left in memory is what the budget holds anyway.
+    again = slice(job.settle, job.settle + found["asked"])
+    found["batch"] = asked_at_once(job, peer, queries[again], truth[again])
     return {**found, "open_ms": open_s * 1e3, "warm_s": warm_s}
 
 

@@ -252,7 +252,7 @@ def _moments(volume: str, runs: Rows, device: dict[str, Any]) -> list[str]:
 def _budget(results: dict[str, Any]) -> list[str]:
     part, settings = results["budget"], results["settings"]
     lines = [
-        "## Under a budget: one thread, one query after the other",
+        "## Under a budget: one thread, one query after the other, then all in one call",
         "",
         f"Budgets are shares of {part['index_bytes'] / 1e6:,.0f} MB, the bytes of Stoker's index, "
         "and the same bytes for every engine. The memory limit (cache of files included) adds what "
@@ -274,7 +274,8 @@ def _budget(results: dict[str, Any]) -> list[str]:
         lines += [f"### {stream}, recall {target}, disk: {volume}", ""]
         if resident:
             lines += [
-                f"Stoker, everything resident: {spread(base, 'qps', digits=0)} queries/s.",
+                f"Stoker, everything resident: {spread(base, 'qps', digits=0)} queries/s, in one "
+                f"call {spread(base, 'batch', 'qps', digits=0)}.",
                 "",
             ]
         rows = []
@@ -282,7 +283,7 @@ def _budget(results: dict[str, Any]) -> list[str]:
             for peer in dict.fromkeys(k[0] for k in keys):
                 runs = part["runs"].get(f"{peer}/{stream}/{target}/{share}/{volume}")
                 if runs is not None:
-                    rows.append(_budget_row(part, peer, share, runs, resident))
+                    rows.append(_budget_row(part, peer, share, runs, base))
         header = [
             "budget, engine",
             "queries/s",
@@ -290,6 +291,10 @@ def _budget(results: dict[str, Any]) -> list[str]:
             "recall",
             "p50 ms",
             "p99 ms",
+            "CPU us",
+            "in one call",
+            "of resident",
+            "recall",
             "CPU us",
             "KB a query",
             "reads a query",
@@ -315,25 +320,30 @@ def _limits(part: dict[str, Any]) -> str:
     return f"**No hard memory limit was set: {'; '.join(sorted(reasons)) or 'none asked for'}.**"
 
 
-def _budget_row(
-    part: dict[str, Any], peer: str, share: str, runs: Rows, resident: float | None
-) -> list[str]:
+def _budget_row(part: dict[str, Any], peer: str, share: str, runs: Rows, base: Rows) -> list[str]:
     name = f"{float(share):.0%} {peer}"
     error = error_of(runs)
     if error:
-        return [name, error, *[""] * 10]
-    speed = middle(runs, "qps")
-    own = f"{speed / resident:.2f}" if peer == "stoker" and resident and speed else ""
+        return [name, error, *[""] * 14]
+
+    def of_resident(*path: str) -> str:
+        speed, resident = middle(runs, *path), middle(base, *path)
+        return f"{speed / resident:.2f}" if peer == "stoker" and resident and speed else ""
+
     hits = middle(runs, "hit_ratio")
     peak, limit = middle(runs, "memory", "peak_rss_bytes"), middle(runs, "limit_bytes")
     return [
         name,
         spread(runs, "qps", digits=0),
-        own,
+        of_resident("qps"),
         number(middle(runs, "recall"), 3),
         spread(runs, "p50_ms", digits=2),
         spread(runs, "p99_ms", digits=1),
         number(middle(runs, "cpu_us")),
+        spread(runs, "batch", "qps", digits=0),
+        of_resident("batch", "qps"),
+        number(middle(runs, "batch", "recall"), 3),
+        number(middle(runs, "batch", "cpu_us")),
         number((middle(runs, "bytes_per_query") or 0) / 1e3, 1),
         number(middle(runs, "reads_per_query"), 1),
         "" if hits is None else f"{hits:.4f}",
