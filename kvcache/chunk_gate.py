@@ -103,9 +103,8 @@ def measure_gate(
     """Compare chunk reuse with full recompute on stored prompts.
 
     Each chunk is encoded behind the system text alone, then all are placed behind it in order, so
-    that every chunk but the first stands where it was not computed. The first tokens of the
-    continuation stand for a question: the choice of tokens may look at them. What is compared is
-    how the rest is foretold.
+    that every chunk but the first stands where it was not computed. Where the choice looks at the
+    question, it is shown the first tokens of the continuation, and no more of what is foretold.
 
     Args:
         model: The model.
@@ -136,12 +135,11 @@ def measure_gate(
             recompute_ratio=chosen.kv_recompute_ratio, choice=choice, known=known, rng=rng,
         )  # fmt: skip
         whole = system + [token for ids in chunk_ids for token in ids] + follow
-        unseen = len(follow) - known + 1  # the last that is known foretells the first that is not
-        full = _log_softmax(model.forward(whole, keep=unseen).logits)
-        ours = _log_softmax(run_placed(model, placed).logits[-unseen:])
+        full = _log_softmax(model.forward(whole, keep=len(follow)).logits)
+        ours = _log_softmax(run_placed(model, placed).logits)
         divergence.extend((np.exp(full) * (full - ours)).sum(axis=-1).tolist())
         same.extend((full.argmax(axis=-1) == ours.argmax(axis=-1)).tolist())
-        following = np.arange(unseen - 1), np.array(follow[known:])
+        following = np.arange(len(follow) - 1), np.array(follow[1:])
         for kept, logs in zip(losses, (full, ours), strict=True):
             kept.extend((-logs[following]).tolist())
     kl_mean, agreement = float(np.mean(divergence)), float(np.mean(same))
