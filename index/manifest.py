@@ -98,6 +98,11 @@ class Calibration:
         coarse_entry_low: As ``entry_low``, of those.
         coarse_entry_strange_mean: As ``entry_strange_mean``, of those.
         coarse_entry_strange_low: As ``entry_strange_low``, of those.
+        recall_sure: What the mean over queries that were not drawn is at least, at 95 % confidence,
+            where ``recall_mean`` is that of those that were. Empty where nobody worked it out.
+        coarse_recall_sure: The same of walks on coarse codes.
+        entry_sure: The same of walks that enter widely.
+        coarse_entry_sure: The same of those on coarse codes.
         entry_cost: Records that such walks look at over those of the others, at equal width.
     """
 
@@ -137,6 +142,10 @@ class Calibration:
     coarse_entry_strange_mean: tuple[float, ...] = ()
     coarse_entry_strange_low: tuple[float, ...] = ()
     entry_cost: float = 1.0
+    recall_sure: tuple[float, ...] = ()
+    coarse_recall_sure: tuple[float, ...] = ()
+    entry_sure: tuple[float, ...] = ()
+    coarse_entry_sure: tuple[float, ...] = ()
 
     @property
     def knows_strangers(self) -> bool:
@@ -174,6 +183,12 @@ class Calibration:
         if bits == 2:
             return self.coarse_entry_strange_mean, self.coarse_entry_strange_low
         return self.entry_strange_mean, self.entry_strange_low
+
+    def sure_by_width(self, bits: int, *, enters_widely: bool = False) -> tuple[float, ...]:
+        """What means of `by_width`, or of `entry_by_width`, are at least; empty if not known."""
+        if enters_widely:
+            return self.coarse_entry_sure if bits == 2 else self.entry_sure
+        return self.coarse_recall_sure if bits == 2 else self.recall_sure
 
     def recall_from_memory(self, bits: int, coverage: Mapping[str, float]) -> float | None:
         """Mean recall@k of answers from memory alone, in [0, 1]; None where nobody measured it.
@@ -451,14 +466,19 @@ def _wrong_with(calibration: Calibration, *, has_coarse: bool) -> str | None:
         *("entry_mean", "entry_low", "coarse_entry_mean", "coarse_entry_low"),
         *("entry_strange_mean", "entry_strange_low"),
         *("coarse_entry_strange_mean", "coarse_entry_strange_low"),
+        *("recall_sure", "coarse_recall_sure", "entry_sure", "coarse_entry_sure"),
     ):
         values = getattr(calibration, name)
         if "entry" in name:
             measured = bool(calibration.entry_low)
         elif "near" in name:
             measured = bool(calibration.near_low)
+        elif name.endswith("sure"):
+            measured = True
         else:
             measured = calibration.knows_strangers
+        if name.endswith("sure"):
+            measured = measured and bool(calibration.recall_sure)
         measured = measured and (has_coarse or not name.startswith("coarse"))
         expected = len(widths) if measured else 0
         if not isinstance(values, tuple) or len(values) != expected:

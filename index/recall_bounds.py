@@ -116,7 +116,9 @@ class ChosenWalk(NamedTuple):
     spread: float
 
 
-def narrowest(calibration: Calibration, bits: int, *, wanted: float) -> tuple[int, bool]:
+def narrowest(
+    calibration: Calibration, bits: int, *, wanted: float, sure: float | None = None
+) -> tuple[int, bool]:
     """Return the width of the cheapest walk that finds every calibrated kind enough.
 
     Walks that enter the bottom level at one place miss queries whose neighbors lie elsewhere, where
@@ -125,7 +127,8 @@ def narrowest(calibration: Calibration, bits: int, *, wanted: float) -> tuple[in
 
     Args:
         bits: Of the codes that walks compare.
-        wanted: Mean recall of the walk.
+        wanted: Mean recall of the walk, as it was measured.
+        sure: Mean recall that is as well enough where unseen queries reach it for sure, or None.
 
     Returns:
         (width, whether it enters widely): where none is enough, the walk that finds most, and of
@@ -134,9 +137,12 @@ def narrowest(calibration: Calibration, bits: int, *, wanted: float) -> tuple[in
     found = []
     for widely, cost in ((False, 1.0), (True, calibration.entry_cost)):
         means = (calibration.entry_by_width if widely else calibration.by_width)(bits)[0]
+        at_least = calibration.sure_by_width(bits, enters_widely=widely)
+        if sure is None or not at_least:
+            at_least = (-math.inf,) * len(means)
         # Those that are enough come first, by their cost; then the others, by what they lack.
-        for width, mean in zip(calibration.ef, means, strict=False):
-            missing = max(wanted - mean, 0.0)
+        for width, mean, least in zip(calibration.ef, means, at_least, strict=False):
+            missing = max(min(wanted - mean, (sure or 0.0) - least), 0.0)
             found.append((missing, width * cost, widely, width))
     _, _, widely, width = min(found)
     return width, widely
@@ -226,7 +232,13 @@ class RecallBounds:
         return walk_recall(self._calibration, self._bits, width, k, enters_widely=enters_widely)
 
     def choose(
-        self, k: int, *, ef: int | None, entry_ef: int | None = None, wanted: float
+        self,
+        k: int,
+        *,
+        ef: int | None,
+        entry_ef: int | None = None,
+        wanted: float,
+        sure: float | None = None,
     ) -> ChosenWalk:
         """Choose how to walk: as asked for, or as every kind of calibrated query needs.
 
@@ -235,6 +247,7 @@ class RecallBounds:
             ef: Width that was asked for, or None.
             entry_ef: The same of the level above the bottom; only with ``ef``.
             wanted: Mean recall of the walk, where nothing was asked for.
+            sure: See `narrowest`.
         """
         calibration = self._calibration
         if ef is not None:
@@ -244,7 +257,7 @@ class RecallBounds:
         if calibration is None:
             width = max(64, 2 * k)
             return ChosenWalk(width, 1, self.walk(width, k), None, self.spread)
-        measured, widely = narrowest(calibration, self._bits, wanted=wanted)
+        measured, widely = narrowest(calibration, self._bits, wanted=wanted, sure=sure)
         width = max(math.ceil(measured * max(k / calibration.k, 1.0)), k)
         return ChosenWalk(
             width,

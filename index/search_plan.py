@@ -24,6 +24,10 @@ _RERANK_SHARE: Final = {4: 0.5, 2: 0.75}
 # Its share at least where the target chooses the width. Calibration speaks of the worst kind of
 # query, whose last few hundredths take walks that cost more than the reads that they save.
 RERANK_SHARE_MIN: Final = 0.5
+# The same where all vectors have room in memory: once they are loaded, answers are scored by them
+# and the re-rank loses nothing. Until then its share is what the walk leaves, and queries read for
+# that.
+_RERANK_SHARE_LOADED: Final = 0.1
 # What is lost of what the error model of coarse codes expects: all candidates of a query share a
 # part of their errors, which changes no order. Measured on two sets of 100,000. Codes that end in
 # whole blocks: 0.65 at most. Shorter ones: 0.58 to 0.74 in several runs; those without a basis were
@@ -42,6 +46,7 @@ def plan_search(
     recall_target: float | None,
     normalize: bool,
     whole_blocks: bool,
+    holds_all: bool = False,
 ) -> dict[str, Any]:
     """Work out how searches that ask for this are done, by ``walk``.
 
@@ -55,6 +60,7 @@ def plan_search(
         normalize: Whether queries are taken at unit length.
         whole_blocks: Whether coarse codes end in whole blocks (the manifest's ``coarse_blocks``).
             Shorter ones lose more of what their error model expects.
+        holds_all: Whether the budget has room for all pages.
 
     Returns:
         What the native search takes besides the question.
@@ -67,11 +73,15 @@ def plan_search(
     if navigation_bits == 2:
         lost = _COARSE_LOSS if whole_blocks else _SHORTER_COARSE_LOSS
     share = _RERANK_SHARE.get(navigation_bits, RERANK_SHARE_MIN)
-    if navigation_bits == 2 and ef is None:
+    slack = 1.0 / lost if navigation_bits == 2 else _RERANK_SLACK
+    if ef is None and (navigation_bits == 2 or holds_all):
         # What the walk is seen to leave.
         left = 1.0 - (1.0 - walk.recall.mean) / max(1.0 - target, 1e-9)
-        share = min(max(left, RERANK_SHARE_MIN), share)
-    slack = 1.0 / lost if navigation_bits == 2 else _RERANK_SLACK
+        least = _RERANK_SHARE_LOADED if holds_all else RERANK_SHARE_MIN
+        if left < RERANK_SHARE_MIN and holds_all:
+            # No one query may lack much more than the mean of them.
+            slack *= max(left, least) / RERANK_SHARE_MIN
+        share = min(max(left, least), share)
     options = {
         "ef": walk.width,
         "entry_ef": walk.entry_width,
@@ -103,6 +113,23 @@ def wanted_of_walk(settings: IndexSettings, recall_target: float | None) -> floa
     """
     target = settings.recall_target if recall_target is None else recall_target
     return 1.0 - (1.0 - RERANK_SHARE_MIN) * (1.0 - target)
+
+
+def sure_of_walk(
+    settings: IndexSettings, recall_target: float | None, *, holds_all: bool
+) -> float | None:
+    """Mean recall that is as well enough, where it is sure; None where only the other will do.
+
+    That is the target itself, where the re-rank loses nothing: it scores by vectors, all of which
+    have room in memory or are read for it.
+
+    Args:
+        settings: The room's settings.
+        recall_target: What was asked for, or None for the setting.
+        holds_all: Whether the budget has room for all pages.
+    """
+    target = settings.recall_target if recall_target is None else recall_target
+    return target if holds_all or target >= EXACT_TARGET else None
 
 
 def check_question(k: int, ef: int | None, recall_target: float | None) -> None:

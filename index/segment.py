@@ -27,7 +27,7 @@ from stoker.index.manifest import FILES, Calibration, Manifest
 from stoker.index.paged_file import PagedFile, SegmentFileCorrupt
 from stoker.index.recall_bounds import RecallBounds
 from stoker.index.residency import Residency
-from stoker.index.search_plan import check_question, plan_search, wanted_of_walk
+from stoker.index.search_plan import check_question, plan_search, sure_of_walk, wanted_of_walk
 from stoker.index.segment_pages import LoadCounts, PageUnits, SegmentPages, check_crc
 from stoker.index.settings import IndexSettings
 
@@ -311,7 +311,9 @@ class Segment:
     ) -> KnownSearch:
         """Work out how searches that ask for this are done, and keep it for the next one."""
         wanted = wanted_of_walk(self._settings, recall_target)
-        walk = self._bounds.choose(k, ef=ef, entry_ef=entry_ef, wanted=wanted)
+        holds_all = self._pages is not None and self._pages.holds_all
+        sure = sure_of_walk(self._settings, recall_target, holds_all=holds_all)
+        walk = self._bounds.choose(k, ef=ef, entry_ef=entry_ef, wanted=wanted, sure=sure)
         options = plan_search(
             self._settings,
             self.navigation_bits,
@@ -321,6 +323,7 @@ class Segment:
             recall_target=recall_target,
             normalize=self.manifest.metric == "cosine",
             whole_blocks=self.manifest.coarse_blocks > 0,
+            holds_all=holds_all,
         )
         known = KnownSearch(
             walk.width,

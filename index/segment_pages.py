@@ -169,6 +169,7 @@ class SegmentPages:
         beside = basis_memory(m.basis, m.dim) if self.navigation_bits == 2 else 0
         wanted = pages if memory_bytes == 0 else max(memory_bytes - beside, 0) // m.page_bytes
         walked = sum(self._files[part].info.page_count for part in ("links", self._walked))
+        self.holds_all = wanted >= pages
         # What is read to re-rank comes and goes; a walk that has lost a page waits for it.
         self._keeps_navigation = walked <= _NAVIGATION_SHARE_MAX * wanted and wanted < pages
         budget = min(max(wanted, _BUDGET_PAGES_MIN), max(pages, _BUDGET_PAGES_MIN)) * m.page_bytes

@@ -2,18 +2,47 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from stoker.index.recall_bounds import ChosenWalk, WalkRecall
-from stoker.index.search_plan import RERANK_SHARE_MIN, plan_search
+from stoker.index.search_plan import RERANK_SHARE_MIN, plan_search, sure_of_walk
 from stoker.index.settings import IndexSettings
 
 
 def mean_loss(
-    *, bits: int, target: float, walk_recall: float, ef: int | None, whole_blocks: bool = True
+    *,
+    bits: int,
+    target: float,
+    walk_recall: float,
+    ef: int | None,
+    whole_blocks: bool = True,
+    holds_all: bool = False,
 ) -> float:
+    return float(
+        planned(
+            bits=bits,
+            target=target,
+            walk_recall=walk_recall,
+            ef=ef,
+            whole_blocks=whole_blocks,
+            holds_all=holds_all,
+        )["mean_loss"]
+    )
+
+
+def planned(
+    *,
+    bits: int,
+    target: float,
+    walk_recall: float,
+    ef: int | None,
+    whole_blocks: bool = True,
+    holds_all: bool = False,
+) -> dict[str, Any]:
     recall = WalkRecall(walk_recall, 0.0, 0.0, 0.0)
-    options = plan_search(
+    return plan_search(
         IndexSettings(),
         bits,
         walk=ChosenWalk(100, 1, recall, None, 0.0),
@@ -22,8 +51,8 @@ def mean_loss(
         recall_target=target,
         normalize=False,
         whole_blocks=whole_blocks,
+        holds_all=holds_all,
     )
-    return float(options["mean_loss"])
 
 
 @pytest.mark.parametrize("target", [0.8, 0.9, 0.95, 0.98])
@@ -68,3 +97,34 @@ def test_shorter_coarse_codes_may_expect_to_lose_less(ef: int | None) -> None:
         for whole in (True, False)
     }
     assert len(first) == 1
+
+
+@pytest.mark.parametrize("bits", [4, 2])
+def test_where_all_has_room_the_re_rank_lets_off_what_the_walk_leaves_until_vectors_are_loaded(
+    bits: int,
+) -> None:
+    target, allowed = 0.95, 0.05
+    lost = 1.0 if bits == 4 else 0.65
+    for walk_recall in (0.9, 0.951, 0.96, 0.97, 0.975, 0.99):
+        options = planned(
+            bits=bits, target=target, walk_recall=walk_recall, ef=None, holds_all=True
+        )
+        mean = options["mean_loss"] * lost
+        left = allowed - (1.0 - walk_recall)
+        assert mean <= max(left, 0.1 * allowed) + 1e-9
+        # No query that reads nothing may lack much more than the mean.
+        assert (1.0 - options["rerank_target"]) * lost <= 2.8 * mean + 1e-6
+        # Who chose the width himself gets what he got.
+        asked = [
+            planned(bits=bits, target=target, walk_recall=walk_recall, ef=64, holds_all=holds_all)
+            for holds_all in (True, False)
+        ]
+        assert asked[0] == asked[1]
+
+
+def test_the_target_itself_is_asked_of_walks_only_where_the_re_rank_loses_nothing() -> None:
+    settings = IndexSettings(recall_target=0.9)
+    assert sure_of_walk(settings, None, holds_all=True) == 0.9
+    assert sure_of_walk(settings, 0.95, holds_all=True) == 0.95
+    assert sure_of_walk(settings, 0.95, holds_all=False) is None
+    assert sure_of_walk(settings, 0.99, holds_all=False) == 0.99
