@@ -154,9 +154,20 @@ def test_topics(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
 
 
 def test_live_placement(monkeypatch: pytest.MonkeyPatch) -> None:
+    load("served_process", monkeypatch)
     bench = load("bench_service_placement", monkeypatch)
     monkeypatch.setattr(bench, "MODES", ("off", "observe"))
     results = bench.run(500, 20, 0.0)
     assert list(results) == ["off", "observe"]
     assert results["off"]["accesses"] == results["off"]["skipped"] == 0
     assert all(row["p99_ms"] >= row["p50_ms"] > 0.0 for row in results.values())
+
+
+def test_predicted_and_measured_of_a_server(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load("served_process", monkeypatch)
+    bench = load("bench_service_receipt", monkeypatch)
+    monkeypatch.setattr(bench, "CASES", (bench.Case(800, 40, 1.0, 0.2),))
+    assert bench.main(["--windows", "1", "--learnt", "60", "--followed", "110"]) == 0
+    assert "largest error of 1 windows: 0.0" in capsys.readouterr().out
