@@ -93,7 +93,9 @@ void project(const std::int16_t* q16, const std::int8_t* rows, std::size_t dim, 
 
 void project_many(const std::int16_t* q16, std::size_t queries, const std::int8_t* rows,
                   std::size_t dim, std::size_t count, std::int32_t* out) {
-  for (std::size_t q = 0; q < queries; ++q) project(q16 + q * dim, rows, dim, count, out + q * count);
+  for (std::size_t q = 0; q < queries; ++q) {
+    project(q16 + q * dim, rows, dim, count, out + q * count);
+  }
 }
 
 }  // namespace

@@ -195,7 +195,9 @@ void project_many(const std::int16_t* q16, std::size_t queries, const std::int8_
       project(query + m * dim, rows + r * dim, dim, count - r, out + (q + m) * count + r);
     }
   }
-  for (; q < queries; ++q) project(q16 + q * dim, rows, dim, count, out + q * count);
+  for (; q < queries; ++q) {
+    project(q16 + q * dim, rows, dim, count, out + q * count);
+  }
 }
 
 constexpr std::size_t kProjectRows = 4;
