@@ -6,8 +6,8 @@
 //                    ^                                    │ no
 //                    └────────────────────────────────────┘
 //
-// One flight at a time: what becomes of a query that lands decides what it reads next, so two
-// would be no faster where the device is not what limits, and no slower where it is.
+// One flight at a time: what lands decides what is read next, and a thread that waits for others'
+// pages has to take in one flight only before it does.
 #include <algorithm>
 #include <iterator>
 #include <new>
@@ -19,8 +19,8 @@ namespace stoker {
 namespace {
 
 // A flight starts once so many pages are wanted or, lest few wait for ever, so many queries were
-// asked meanwhile, or as few are left, who would be done before it is. The first page of a fetch costs as much processor time as the next five, and half
-// of that is gone with eight.
+// asked meanwhile, or as few are left, who would be done before it lands. Processor time of a fetch,
+// a page: alone 20 us, of 8 pages 6, of 32 and more 4.
 constexpr std::size_t kFlightPages = 32;
 constexpr std::size_t kFlightQueries = 64;
 // Pages of one flight, if more than one query wants them: as many as a ring takes at once, and few
