@@ -82,9 +82,9 @@ void forget_forms(Fixture& f) {
   evict_all(f.pool, f.layout.vectors.store);
 }
 
-// Said to be followed by many, each query of a batch finds the same pages in memory as it would alone, since nothing that one of
-// them wants is read before the last has walked: three queries want fewer pages than a flight waits
-// for. So they answer alike, to the bit.
+// Said to be followed by many, each query of a batch finds the same pages in memory as it would
+// alone, since nothing that one of them wants is read before the last has walked: three queries
+// want fewer pages than a flight waits for. So they answer alike, to the bit.
 void batches_answer_like_singles(bool l2, bool coarse, bool vectors, IoBackend backend) {
   std::mt19937 rng(20261130);
   Fixture f(250, 900, l2, 4096 * kPage, rng, false, coarse, false, backend);
@@ -179,7 +179,8 @@ void batches_of_threads_agree(IoBackend backend) {
   std::vector<std::thread> threads;
   for (std::size_t t = 0; t < 4; ++t) {
     threads.emplace_back([&, t] {
-      const std::vector<Answer> answers = ask_all(searcher, queries, f.dim, params, t < 2 ? 0 : 1000);
+      const std::vector<Answer> answers =
+          ask_all(searcher, queries, f.dim, params, t < 2 ? 0 : 1000);
       for (std::size_t i = 0; i < answers.size(); ++i) {
         recalls[t] += recall(answers[i].rows, f.truth(queries.data() + i * f.dim, params.k));
       }
