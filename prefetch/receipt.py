@@ -87,7 +87,7 @@ class Receipt:
     Attributes:
         started_s: Unix time at which it began, in seconds.
         seconds: How long planning, loading and reading back took.
-        plan_seconds: Of that, planning.
+        plan_seconds: Of that, planning; trying the prediction afterwards is no part of it.
         budget_bytes: The byte budget given; None means no limit.
         deadline_s: The time given; None means no limit.
         lines: One per source, kind and stage, in stage order.
@@ -102,7 +102,7 @@ class Receipt:
             does not count. None until `with_measured` is called.
         measured_accesses: How many accesses to content keys that figure stands on.
         heat_keys: Content keys with heat that the plan was made from; 0 means a blind warm-up.
-        error: Why loading stopped early; None when it did not.
+        error: Why loading stopped early, or the prediction could not be tried; None when neither.
     """
 
     started_s: float

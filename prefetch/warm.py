@@ -3,17 +3,19 @@
 Loading never fights demand: the sources load at a priority under it. It also never evicts what it
 has just loaded: once a source says that there is no room, its later stages are left out, because
 a colder unit would only push out a hotter one.
+
+What the receipt predicts is tried on the newest accesses (`held_back`), which costs as much as the
+plan. No load waits for that: it is done once all is loaded, from accesses taken before.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import structlog
-from numpy.typing import NDArray
 
 from stoker.errors import InputError, StokerError
 from stoker.prefetch.coverage_curve import KNOWN, Coverage
@@ -23,21 +25,26 @@ from stoker.prefetch.plan import (
     WarmStep,
     benefit_sums,
     plan_warm,
-    predicted_ratio,
     unit_benefit,
 )
 from stoker.prefetch.protocols import (
     ContentKey,
     LoadOutcome,
     RecallReader,
-    ResidencyReader,
     RoomReader,
     UnitBatch,
     WarmSource,
 )
-from stoker.prefetch.receipt import Receipt, ReceiptLine, StageMark
+from stoker.prefetch.receipt import Receipt, StageMark
 from stoker.prefetch.warm_control import WarmControl, check_heat
 from stoker.prefetch.warm_set import WarmSet
+from stoker.prefetch.warm_tally import (
+    KindCoverage,
+    LineKey,
+    ResidentShare,
+    Tally,
+    receipt_line,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -48,47 +55,6 @@ SKIP_STOPPED = "an earlier error stopped the warm-up"
 SKIP_CANCELLED = "cancelled"
 
 Progress = Callable[[StageMark], None]
-_LineKey = tuple[str, str, int]
-
-
-@dataclass
-class _Tally:
-    """What happened to the units of one kind so far."""
-
-    offered: int = 0
-    planned: int = 0
-    planned_bytes: int = 0
-    loaded: int = 0
-    already: int = 0
-    bytes_read: int = 0
-    reads: int = 0
-    seconds: float = 0.0
-    unit_bytes: int = 0
-    skipped: dict[str, int] = field(default_factory=dict)
-    left_out: dict[str, int] = field(default_factory=dict)  # by the plan, before any load
-    tried: list[NDArray[np.uint32]] = field(default_factory=list)
-
-    def skip(self, reason: str, units: int) -> None:
-        if units:
-            self.skipped[reason] = self.skipped.get(reason, 0) + units
-
-    def tried_units(self) -> NDArray[np.uint32]:
-        return np.concatenate(self.tried) if self.tried else np.empty(0, np.uint32)
-
-
-@dataclass
-class _Coverage:
-    """How much of a kind is resident: of what is expected of it, or of its units."""
-
-    benefit: float = 0.0
-    benefit_covered: float = 0.0
-    units: int = 0
-    units_covered: float = 0.0
-
-    def ratio(self) -> float:
-        if self.benefit > 0.0:
-            return min(1.0, self.benefit_covered / self.benefit)
-        return min(1.0, self.units_covered / self.units) if self.units else 1.0
 
 
 @dataclass(frozen=True)
@@ -114,6 +80,7 @@ def run_warm(
     coverage: Coverage = KNOWN,
     held_back: Sequence[HeldBack] = (),
     progress: Progress | None = None,
+    all_loaded: Callable[[], None] = lambda: None,
     control: WarmControl | None = None,
     loaded: WarmSet | None = None,
     clock: Callable[[], float] = time.monotonic,
@@ -133,9 +100,12 @@ def run_warm(
         deadline_s: Seconds from now after which no load starts. Pauses count.
         round_bytes: See `plan_warm`.
         coverage: See `plan_warm`.
-        held_back: The newest accesses, on which the prediction is tried where there are any; it
-            stands on ``coverage`` otherwise.
-        progress: Called with the mark of each finished stage, in this thread.
+        held_back: The newest accesses, on which the prediction is tried where there are any and
+            no source has failed; it stands on ``coverage`` otherwise.
+        progress: Called with the mark of each finished stage, in this thread. Its prediction
+            stands on ``coverage``; the receipt's marks stand on what the receipt does.
+        all_loaded: Called, in this thread, when nothing more will be loaded: only the receipt is
+            still to be written.
         control: Through which another thread pauses, resumes, re-prioritises or cancels it.
         loaded: Gets the units that became resident, for whoever measures later what they served.
         clock: Monotonic seconds; passed in by tests.
@@ -154,8 +124,10 @@ def run_warm(
     run = _Run(sources, limits, clock, started, progress, control, loaded)
     run.plan(heat)
     run.load()
+    all_loaded()
+    run.predict()
     lines = tuple(
-        _line(key, tally, run.owners[key[0], key[1]])
+        receipt_line(key, tally, run.owners[key[0], key[1]])
         for key, tally in sorted(
             run.tallies.items(), key=lambda item: (item[0][2], item[0][0], item[0][1])
         )
@@ -167,7 +139,7 @@ def run_warm(
         budget_bytes=budget_bytes,
         deadline_s=deadline_s,
         lines=lines,
-        stages=tuple(run.marks),
+        stages=run.stages(),
         planned_bytes=sum(line.planned_bytes for line in lines),
         bytes_read=sum(line.bytes_read for line in lines),
         resident_bytes=sum(
@@ -213,9 +185,7 @@ class _Run:
     Attributes:
         owners: The source of each (source's name, kind).
         tallies: What happened, by source, kind and stage.
-        marks: One at the end of each stage.
         plan_seconds: Spent on planning, all plans together.
-        planned_hit_ratio: Predicted for the last plan, had all of it been loaded.
         heat_keys: Of the last plan.
         error: Why loading stopped early; None where it did not.
     """
@@ -237,31 +207,58 @@ class _Run:
         self._progress = progress
         self._control = control
         self._loaded = loaded
+        self._batches: list[UnitBatch] = []
         self._steps: list[WarmStep] = []
+        self._marks: list[tuple[StageMark, ResidentShare]] = []
+        self._planned = ResidentShare()
         self._total = 0.0
-        self._unit_benefit: Mapping[_LineKey, float] = {}
+        self._unit_benefit: Mapping[LineKey, float] = {}
         self._coverage = limits.coverage
-        self._kinds: dict[tuple[str, str], _Coverage] = {}
+        self._kinds: dict[tuple[str, str], KindCoverage] = {}
         self._covered = 0.0
         self._anywhere = 0.0
         self._bytes_read = 0
         self._pages = 0
         self._full: set[str] = set()
         self.owners: dict[tuple[str, str], WarmSource] = {}
-        self.tallies: dict[_LineKey, _Tally] = {}
-        self.marks: list[StageMark] = []
+        self.tallies: dict[LineKey, Tally] = {}
         self.plan_seconds = 0.0
-        self.planned_hit_ratio = 0.0
         self.heat_keys = 0
         self.error: str | None = None
 
+    @property
+    def planned_hit_ratio(self) -> float:
+        """Predicted for the last plan, had all of it been loaded."""
+        return self._planned.ratio(self._coverage)
+
     def covered_ratio(self) -> float:
-        return predicted_ratio(
-            covered=self._covered,
-            total=self._total,
-            coverage=self._coverage,
-            anywhere=self._anywhere,
+        return self._resident().ratio(self._coverage)
+
+    def stages(self) -> tuple[StageMark, ...]:
+        """Return a mark for the end of each stage, with what is predicted for it by now."""
+        return tuple(
+            replace(mark, predicted_hit_ratio=there.ratio(self._coverage))
+            for mark, there in self._marks
         )
+
+    def _resident(self) -> ResidentShare:
+        return ResidentShare(self._covered, self._total, self._anywhere)
+
+    def predict(self) -> None:
+        """Try the last plan's units on the accesses held back, and predict by what came of it.
+
+        Only called when all is loaded: it takes as long as the plan did. What fails here is told
+        like a load that failed; the prediction then stands on the coverage given.
+        """
+        if not self._limits.held_back or self.error is not None:
+            return
+        try:
+            tried = unit_coverage(self._batches, self._sources, self._limits.held_back)
+        except (StokerError, OSError) as error:
+            self._stop("the prediction", error)
+            return
+        if tried is not None:
+            self._coverage = tried
 
     # ---- planning ----------------------------------------------------------------------------
 
@@ -270,10 +267,8 @@ class _Run:
         began = self._clock()
         limits = self._limits
         batches, self.owners = _collect(self._sources, heat)
+        self._batches = batches
         self._offer(batches)
-        if limits.held_back:
-            tried = unit_coverage(batches, self._sources, limits.held_back)
-            self._coverage = limits.coverage if tried is None else tried
         tried_bytes = sum(
             len(units) * tally.unit_bytes
             for tally in self.tallies.values()
@@ -322,11 +317,11 @@ class _Run:
         self._total = self._covered = self._anywhere = 0.0
         for batch, whole in zip(batches, sums, strict=True):
             key = (batch.source, batch.kind, batch.stage)
-            tally = self.tallies.setdefault(key, _Tally())
+            tally = self.tallies.setdefault(key, Tally())
             tally.offered += len(batch.units)
             tally.unit_bytes = batch.unit_bytes
             self._total += whole
-            kind = self._kinds.setdefault(key[:2], _Coverage())
+            kind = self._kinds.setdefault(key[:2], KindCoverage())
             kind.benefit += whole
             kind.units += len(batch.units)
             if tally.tried:
@@ -334,7 +329,7 @@ class _Run:
                 have = float(batch.benefit[tried].sum(dtype=np.float64))
                 self._cover(key, have, int(np.count_nonzero(tried)))
 
-    def _cover(self, key: _LineKey, benefit: float, units: float) -> None:
+    def _cover(self, key: LineKey, benefit: float, units: float) -> None:
         kind = self._kinds[key[:2]]
         kind.benefit_covered += benefit
         kind.units_covered += units
@@ -364,12 +359,7 @@ class _Run:
         for skip in plan.skips:
             left_out = self.tallies[skip.source, skip.kind, skip.stage].left_out
             left_out[skip.reason] = left_out.get(skip.reason, 0) + skip.units
-        self.planned_hit_ratio = predicted_ratio(
-            covered=covered,
-            total=self._total,
-            coverage=self._coverage,
-            anywhere=anywhere,
-        )
+        self._planned = ResidentShare(covered, self._total, anywhere)
 
     # ---- loading -----------------------------------------------------------------------------
 
@@ -423,7 +413,7 @@ class _Run:
             pages=self._pages,
             expected_recall=self._expected_recall(),
         )
-        self.marks.append(mark)
+        self._marks.append((mark, self._resident()))
         if self._progress is not None:
             self._progress(mark)
 
@@ -460,7 +450,7 @@ class _Run:
                 return
             self._account(step, tally, outcome)
 
-    def _account(self, step: WarmStep, tally: _Tally, outcome: LoadOutcome) -> None:
+    def _account(self, step: WarmStep, tally: Tally, outcome: LoadOutcome) -> None:
         tally.loaded += outcome.loaded
         tally.already += outcome.already
         tally.bytes_read += outcome.bytes_read
@@ -480,28 +470,3 @@ class _Run:
         self._cover(key, step.benefit * got, len(step.units) * got)
         if self._loaded is not None:
             self._loaded.add(step.source, step.kind, step.units, got)
-
-
-def _line(key: _LineKey, tally: _Tally, owner: WarmSource) -> ReceiptLine:
-    resident: int | None = None
-    if isinstance(owner, ResidencyReader):
-        units = tally.tried_units()
-        resident = owner.resident_count(key[1], units) if len(units) else 0
-    return ReceiptLine(
-        source=key[0],
-        kind=key[1],
-        stage=key[2],
-        offered=tally.offered,
-        planned=tally.planned,
-        loaded=tally.loaded,
-        already=tally.already,
-        skipped={
-            reason: tally.left_out.get(reason, 0) + tally.skipped.get(reason, 0)
-            for reason in (*tally.left_out, *tally.skipped)
-        },
-        resident=resident,
-        planned_bytes=tally.planned_bytes,
-        bytes_read=tally.bytes_read,
-        reads=tally.reads,
-        seconds=tally.seconds,
-    )

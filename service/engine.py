@@ -232,7 +232,7 @@ class Engine:
         if self.draining:
             waiting.append("draining")
         warm_first = service.ready_requires_warm and service.warm != "none"
-        if warm_first and not self._warmup.finished_once:
+        if warm_first and not self._warmup.loaded_once:
             waiting.append("warm-up")
         if self._text.loading:
             waiting.append("embedding-model")

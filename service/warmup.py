@@ -1,7 +1,8 @@
 """Warm-ups of a running server: one at a time, in a thread, with progress and a kept receipt.
 
-The receipt is what /readyz opens on. It is written to the state folder, and once enough accesses
-have followed, the share of them that the warm-up served is added to it, beside the prediction.
+/readyz opens when the first has loaded all that it will. Its receipt, with what it predicts, is
+done a moment later and written to the state folder. Once enough accesses have followed, the share
+of them that the warm-up served is added to it, beside the prediction.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ class _Unmeasured:
 class WarmupRunner:
     """Runs warm-ups. Safe from several threads.
 
-    Invariant: at most one warm-up runs; `status` never goes back from "done" to "none".
+    Invariants: at most one warm-up runs; `status` never goes back from "done" to "none", and
+    `loaded_once` never from true to false.
     """
 
     def __init__(
@@ -102,6 +104,7 @@ class WarmupRunner:
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._done = threading.Event()
+        self._loaded = threading.Event()
         self._thread: threading.Thread | None = None
         self._control = WarmControl()
         self._state = "none"
@@ -117,10 +120,12 @@ class WarmupRunner:
             return self._receipt
 
     @property
-    def finished_once(self) -> bool:
-        """Whether a warm-up of this process has ended, well or not."""
-        with self._lock:
-            return self._receipt is not None or self._state == "failed"
+    def loaded_once(self) -> bool:
+        """Whether a warm-up of this process has loaded all that it will, or has failed.
+
+        Its receipt follows: what that predicts is worked out last, and no search waits for it.
+        """
+        return self._loaded.is_set()
 
     def start(
         self,
@@ -193,6 +198,15 @@ class WarmupRunner:
         """
         if not self._done.wait(timeout_s):
             raise DeadlinePassed(f"the warm-up still runs after {timeout_s:g} s")
+
+    def wait_loaded(self, timeout_s: float) -> None:
+        """Wait for what `loaded_once` tells.
+
+        Raises:
+            DeadlinePassed: it is not true after ``timeout_s``.
+        """
+        if not self._loaded.wait(timeout_s):
+            raise DeadlinePassed(f"the warm-up still loads after {timeout_s:g} s")
 
     def status(self) -> WarmupStatus:
         """Return what a client is told."""
@@ -297,6 +311,7 @@ class WarmupRunner:
             with self._lock:
                 self._state = "failed"
                 self._error = error
+            self._loaded.set()
         finally:
             self._done.set()
 
@@ -325,6 +340,7 @@ class WarmupRunner:
             coverage=self._coverage() if demand else KNOWN,
             held_back=self._held_back() if demand else (),
             progress=self._note,
+            all_loaded=self._loaded.set,
             control=control,
             loaded=loaded,
         )

@@ -254,12 +254,18 @@ class _Loader:
         self.ready_s = self._clock.now()
 
     def measure(self, found: list[list[str]]) -> None:
-        """Add to the receipt what the warm-up served of these answers, as a server does."""
+        """Take the receipt, and add what the warm-up served of these answers, as a server does."""
         from stoker.index.document_values import DEFAULT_TENANT
         from stoker.prefetch.warm_set import Accesses
 
         if self._runner is None:
             return
+        self._runner.wait(_WAIT_S)
+        receipt = self._runner.receipt
+        if receipt is None:
+            raise RuntimeError(f"the warm-up failed: {self._runner.status().error}")
+        self.bytes_read = receipt.bytes_read
+        self.pages = sum(line.loaded for line in receipt.lines)
         counts = collections.Counter(name for names in found for name in names)
         self._asked = Accesses({(DEFAULT_TENANT, name): n for name, n in counts.items()})
         self._runner.measure(accesses_min=1)  # the traffic is over: more will not come
@@ -324,13 +330,8 @@ class _Loader:
             deadline_s=None,
             everything=everything,
         )
-        runner.wait(_WAIT_S)
-        receipt = runner.receipt
-        if receipt is None:
-            raise RuntimeError(f"the warm-up failed: {runner.status().error}")
-        self.bytes_read = receipt.bytes_read
-        self.pages = sum(line.loaded for line in receipt.lines)
-        self.receipt = receipt.to_dict()
+        # A server is ready now: what the receipt predicts is worked out beside the traffic.
+        runner.wait_loaded(_WAIT_S)
 
     def _budget(self) -> int:
         """Return what the pages may take, so that all that is read keeps to the budget."""

@@ -22,7 +22,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
         "serve",
         help="answer searches over HTTP, warmed before the first one",
         description="Opens an index, warms what the heat says will be asked, and answers searches. "
-        "/readyz opens on the warm-up's receipt; searches are answered from the first moment, and "
+        "/readyz opens once all that is loaded; searches are answered from the first moment, and "
         "say how complete they are. SIGTERM lets running requests finish.",
         epilog="example: stoker serve ./my-index --embed-model bundled",
     )

@@ -240,8 +240,11 @@ class Replica:
             self.ready = False
 
     def loaded_bytes(self) -> int:
-        with urllib.request.urlopen(f"{self.url}/v1/warmup", timeout=5) as answer:
-            receipt = json.loads(answer.read()).get("receipt")
+        status: dict[str, Any] = {"state": "running"}
+        while status["state"] == "running":  # the receipt comes a moment after /readyz opens
+            with urllib.request.urlopen(f"{self.url}/v1/warmup", timeout=5) as answer:
+                status = json.loads(answer.read())
+        receipt = status.get("receipt")
         return int(receipt["bytes_read"]) if receipt else 0
 
     def end(self) -> None:

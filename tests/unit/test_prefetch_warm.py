@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from stoker.errors import ConfigError, InputError, UnavailableError
+from stoker.prefetch.held_back import HeldBack, unit_coverage
 from stoker.prefetch.plan import benefit_sums
 from stoker.prefetch.protocols import ContentKey, LoadOutcome, UnitBatch
 from stoker.prefetch.receipt import Receipt
@@ -219,3 +221,83 @@ def test_an_index_of_a_few_pages_is_warmed_whole_where_no_budget_is_given() -> N
     assert settings.warm_budget_bytes(large) == int(large * settings.warm_budget_ratio)
     with pytest.raises(ConfigError, match="warm_budget_bytes_min"):
         PrefetchSettings(warm_budget_bytes_min=-1)
+
+
+class ToldRoom(FakeRoom):
+    """Notes in which order it is asked for benefits and for loads; fails for a span on demand."""
+
+    def __init__(self, clock: FakeClock, *, fails: bool = False) -> None:
+        super().__init__(clock)
+        self.fails = fails
+        self.order: list[str] = []
+
+    def unit_batches(self, heat: Mapping[ContentKey, float]) -> Sequence[UnitBatch]:
+        span = ("t", "newest") in heat
+        self.order.append("a span" if span else "demand")
+        if span and self.fails:
+            raise UnavailableError("the ids went away")
+        batches = super().unit_batches(heat)
+        if not span:
+            return batches
+        # All of the span fell on the last page of a kind, which the demand ranks like any other.
+        tail = np.array([0, 0, 0, 1], np.float32)
+        return [replace(batch, benefit=tail[-len(batch.units) :]) for batch in batches]
+
+    def load_units(
+        self, kind: str, units: NDArray[np.uint32], *, sticky: bool, deadline_s: float | None
+    ) -> LoadOutcome:
+        self.order.append(kind)
+        return super().load_units(kind, units, sticky=sticky, deadline_s=deadline_s)
+
+
+SPAN = HeldBack({("t", "newest"): 2_000.0}, {("t", "newest"): 0.5}, 100, 1.0)
+
+
+def warm_told(room: ToldRoom, *, held_back: Sequence[HeldBack] = (SPAN,)) -> Receipt:
+    return run_warm(
+        room,
+        {("t", "a"): 1.0},
+        budget_bytes=1000,
+        held_back=held_back,
+        all_loaded=lambda: room.order.append("all loaded"),
+        clock=room.clock,
+        wall=lambda: 1000.0,
+    )
+
+
+def test_the_prediction_is_tried_once_all_is_loaded() -> None:
+    room = ToldRoom(FakeClock())
+    receipt = warm_told(room)
+    loads = ["upper", "links", "codes"]
+    assert room.order == ["demand", *loads, "all loaded", "a span", "a span"]
+    # It is what it would have been, had it been tried before the first load, in all marks.
+    tried = unit_coverage(room.unit_batches({}), [room], [SPAN])
+    assert tried is not None
+    untried = warm_told(ToldRoom(FakeClock()), held_back=())
+    again = run_warm(
+        ToldRoom(FakeClock()), {("t", "a"): 1.0}, budget_bytes=1000, coverage=tried, wall=float
+    )
+    assert receipt.predicted_hit_ratio == pytest.approx(again.predicted_hit_ratio)
+    assert receipt.planned_hit_ratio == pytest.approx(again.planned_hit_ratio)
+    assert [mark.predicted_hit_ratio for mark in receipt.stages] == pytest.approx(
+        [mark.predicted_hit_ratio for mark in again.stages]
+    )
+    assert receipt.stages[-1].predicted_hit_ratio == receipt.predicted_hit_ratio
+    assert abs(receipt.predicted_hit_ratio - untried.predicted_hit_ratio) > 0.05
+
+
+def test_a_prediction_that_cannot_be_tried_is_told_and_takes_no_load_back() -> None:
+    room = ToldRoom(FakeClock(), fails=True)
+    receipt = warm_told(room)
+    assert receipt.error == "the prediction: the ids went away"
+    assert receipt.state == "partial"
+    assert receipt.resident_bytes == 1000
+    assert receipt.predicted_hit_ratio == warm_told(room, held_back=()).predicted_hit_ratio
+
+
+def test_a_source_that_failed_is_not_asked_for_a_prediction() -> None:
+    room = ToldRoom(FakeClock())
+    room.fail_kind = "links"
+    receipt = warm_told(room)
+    assert receipt.error == "index/links: the device went away"
+    assert "a span" not in room.order

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from stoker.errors import UnavailableError
+from stoker.prefetch.held_back import HeldBack
 from stoker.prefetch.protocols import LoadOutcome, UnitBatch
 from stoker.prefetch.settings import PrefetchSettings
 from stoker.prefetch.warm_set import Accesses
+from stoker.service.problems import DeadlinePassed
 from stoker.service.warmup import WarmupRunner, read_receipt
 
 
@@ -118,3 +122,63 @@ def test_a_warm_up_that_nobody_asks_for_is_looked_at_ever_more_rarely() -> None:
     for _ in range(64):
         runner.measure()
     assert receipts == [None, 1.0]
+
+
+class SlowToPredict(Pages):
+    """Answers for the newest accesses only once it is let."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = threading.Event()
+        self.let = threading.Event()
+        self.loads: list[str] = []
+
+    def unit_batches(self, heat: Mapping[tuple[str, str], float]) -> list[UnitBatch]:
+        if ("a", "newest") in heat:
+            self.asked.set()
+            assert self.let.wait(60.0)
+        return super().unit_batches(heat)
+
+    def load_units(
+        self, kind: str, units: NDArray[np.uint32], *, sticky: bool, deadline_s: float | None
+    ) -> LoadOutcome:
+        self.loads.append(kind)
+        return super().load_units(kind, units, sticky=sticky, deadline_s=deadline_s)
+
+
+def test_nobody_waits_for_the_prediction_before_traffic_comes() -> None:
+    source = SlowToPredict()
+    newest = {("a", "newest"): 2_000.0}
+    runner = WarmupRunner(
+        lambda: [source],
+        lambda: {("a", "x"): 1.0},
+        settings=PrefetchSettings(),
+        receipt_path=None,
+        held_back=lambda: [HeldBack(newest, newest, 0, 1.0)],
+    )
+    assert not runner.loaded_once
+    with pytest.raises(DeadlinePassed, match="still loads"):
+        runner.wait_loaded(0.0)
+    runner.start(budget_bytes=None, deadline_s=None, everything=True)
+    runner.wait_loaded(60.0)
+    assert source.asked.wait(60.0)
+    assert source.loads == ["upper", "links"]
+    assert runner.loaded_once
+    assert (runner.status().state, runner.receipt) == ("running", None)
+    source.let.set()
+    runner.wait(60.0)
+    assert runner.receipt is not None
+    assert runner.receipt.state == "complete"
+
+
+def test_a_warm_up_that_fails_keeps_no_traffic_waiting() -> None:
+    def no_demand() -> Mapping[tuple[str, str], float]:
+        raise UnavailableError("no heat today")
+
+    runner = WarmupRunner(
+        lambda: [Pages()], no_demand, settings=PrefetchSettings(), receipt_path=None
+    )
+    runner.start(budget_bytes=None, deadline_s=None)
+    runner.wait(60.0)
+    assert runner.loaded_once
+    assert (runner.status().state, runner.status().error) == ("failed", "no heat today")
