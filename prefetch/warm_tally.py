@@ -33,10 +33,12 @@ class Tally:
     tried: list[NDArray[np.uint32]] = field(default_factory=list)
 
     def skip(self, reason: str, units: int) -> None:
+        """Count units that were planned and not loaded."""
         if units:
             self.skipped[reason] = self.skipped.get(reason, 0) + units
 
     def tried_units(self) -> NDArray[np.uint32]:
+        """Return what loads were asked for so far."""
         return np.concatenate(self.tried) if self.tried else np.empty(0, np.uint32)
 
 
@@ -50,6 +52,7 @@ class KindCoverage:
     units_covered: float = 0.0
 
     def ratio(self) -> float:
+        """Return the share, in [0, 1]; 1 of a kind without units."""
         if self.benefit > 0.0:
             return min(1.0, self.benefit_covered / self.benefit)
         return min(1.0, self.units_covered / self.units) if self.units else 1.0
@@ -64,6 +67,7 @@ class ResidentShare:
     anywhere: float = 0.0
 
     def ratio(self, coverage: Coverage) -> float:
+        """Return the expected hit ratio of these units."""
         return predicted_ratio(
             covered=self.covered, total=self.total, coverage=coverage, anywhere=self.anywhere
         )
