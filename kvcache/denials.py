@@ -38,8 +38,8 @@ _DENIED_DEEDS = _set_of(
 AUXILIARIES = _set_of(
     "do does did is are was were am can could will would shall should may might must have has had"
 )
-_ASKING = _set_of("what which who whom whose when where why how")
-_CLAUSES_BEGIN = _ASKING | _set_of(
+ASKING = _set_of("what which who whom whose when where why how")
+_CLAUSES_BEGIN = ASKING | _set_of(
     "and but or nor if because while unless although though since until till before after that so "
     "than then instead"
 )
@@ -114,7 +114,9 @@ def denials_of(
             end = place + 1
             while end < len(lowered) and not _begins_clause(lowered, end):
                 end += 1
-        clause = words[counts[begin] : counts[end]] if helped == begin or place == begin else ()
+        # All of it matters only where it begins with the verb: twice a clause, so that one clause
+        # of a thousand negations is not copied a thousand times.
+        clause = words[counts[begin] : counts[end]] if place - 1 <= begin else ()
         found.append(_denial_at(lowered, place, begin, words, counts, clause, helped >= begin))
     return tuple(found)
 

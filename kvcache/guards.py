@@ -11,6 +11,7 @@ import enum
 from collections import Counter
 
 from stoker.kvcache.amounts import amount_text
+from stoker.kvcache.denials import Denial
 from stoker.kvcache.opposites import denial_of, loose_of, opposites_of, turned_of
 from stoker.kvcache.question import COMPARISONS, ORDINAL, STOPWORDS, Question, stem_of
 
@@ -80,15 +81,18 @@ def negation_conflict(asked: Question, earlier: Question) -> Conflict | None:
         if denied or _wording_is_close(asked, earlier):
             return Conflict(Guard.NEGATION, _denied_text(asked), _denied_text(earlier))
         return None
-    unlike, others = [], list(earlier.negations)
-    for place, one in enumerate(asked.negations):
-        # Long texts deny a hundred things: each then looks among the nearest.
-        near = others[max(0, place - _DENIALS_MAX) :][: 2 * _DENIALS_MAX]
-        like = next((other for other in near if one.is_like(other)), None)
+    unlike: list[Denial] = []
+    others = list(earlier.negations)
+    for one in asked.negations:
+        # Long texts deny a hundred things: each then looks among the nearest. Those taken are gone
+        # from ``others``, so that the next in order stands behind as many as nothing was like.
+        start = max(0, len(unlike) - _DENIALS_MAX)
+        near = range(start, min(start + 2 * _DENIALS_MAX, len(others)))
+        like = next((at for at in near if one.is_like(others[at])), None)
         if like is None:
             unlike.append(one)
         else:
-            others.remove(like)
+            del others[like]
     for one, other in zip(unlike, others, strict=True):
         if one.word in earlier.word_set and other.word in asked.word_set:
             return Conflict(Guard.NEGATION, one.word, other.word)

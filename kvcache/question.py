@@ -21,7 +21,14 @@ from stoker.kvcache.amounts import (
     amount_text,
     spelled_plainly,
 )
-from stoker.kvcache.denials import AUXILIARIES, Denial, denials_of, is_negation, is_restriction
+from stoker.kvcache.denials import (
+    ASKING,
+    AUXILIARIES,
+    Denial,
+    denials_of,
+    is_negation,
+    is_restriction,
+)
 from stoker.kvcache.units import plain_word, readings_of, rounded, unit_of
 
 
@@ -95,7 +102,6 @@ COMPARISONS = frozenset(("<", ">", "=", "≤", "≥", "≠", "<=", ">=", "==", "
 _OPERATORS = COMPARISONS | frozenset("+-*/^~±×÷")
 _SPACE = re.compile(r"\s+")
 _BEING = _set_of("is are was were be been being get got gets")
-_ASKING = _set_of("what which who whom whose when where why how")
 _ROLE_WORDS = _set_of("from to into onto than before after by over under between via")
 
 
@@ -422,6 +428,6 @@ def read_question(text: str) -> Question:
         roles=tuple(roles),
         goes_by=frozenset(goes_by),
         done_by=_done_by(lowered, dict(roles)),
-        asks=next((word for word in lowered if word in _ASKING), ""),
+        asks=next((word for word in lowered if word in ASKING), ""),
         language=_language_of(plain, lowered),
     )

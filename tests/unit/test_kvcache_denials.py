@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from stoker.kvcache.guards import Guard, first_conflict
+from stoker.kvcache.denials import denials_of
+from stoker.kvcache.guards import Guard, first_conflict, negation_conflict
 from stoker.kvcache.question import read_question
 
 # By kind: the verb before its subject and after it; "no" after a verb; "never"; each auxiliary.
@@ -67,4 +70,39 @@ def test_two_denials_are_told_apart(one: str, other: str) -> None:
 @pytest.mark.parametrize("text", ["not", "no", "don't", "isn't and", "why not", "and no no", "n't"])
 def test_a_negation_of_nothing_is_read(text: str) -> None:
     question = read_question(text)
-    assert first_conflict(question, read_question(f"{text} {text}")) is None or question.negations
+    assert question.negations
+    assert {denial.word for denial in question.negations} == {""}
+    assert first_conflict(question, read_question(f" {text}")) is None
+
+
+def test_long_texts_that_deny_the_same_in_the_same_order_are_not_refused() -> None:
+    """Of sixty denials each is looked for among the nearest: where it stands, not further on."""
+    denied = [f"never w{number}." for number in range(60)]
+    one, other = read_question(" ".join(denied)), read_question(" ".join(["please", *denied]))
+    assert negation_conflict(one, other) is None
+    assert negation_conflict(other, one) is None
+    # Where the first twenty are others, the rest are still found.
+    changed = read_question(" ".join([f"never v{number}." for number in range(20)] + denied[20:]))
+    assert negation_conflict(one, changed) is None
+    moved = read_question(" ".join(reversed(denied)))
+    assert negation_conflict(one, moved) is not None
+
+
+def test_one_clause_of_many_negations_is_not_copied_for_each() -> None:
+    class Counted(list[str]):
+        copied = 0
+
+        def __getitem__(self, at: Any) -> Any:
+            found = super().__getitem__(at)
+            if isinstance(at, slice):
+                self.copied += len(found)
+            return found
+
+    count = 400
+    lowered = ["do", *(word for number in range(count) for word in ("not", f"w{number}"))]
+    words = Counted(f"w{number}" for number in range(count))
+    counts = [0, *(half for number in range(count) for half in (number, number)), count]
+    found = denials_of(lowered, range(1, 2 * count, 2), words, counts)
+    assert [denial.word for denial in found] == list(words)
+    assert len(found[0].also) == count - 1
+    assert words.copied <= 2 * count
