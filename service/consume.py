@@ -492,7 +492,7 @@ class ConsumeLoop:
                 )
             sink = open_sink(body)
             offsets, time_s = _read_header(path, header)
-            self._seen.restore(header.get("seen"))
+            self._seen.restore(header.get("seen"), named_s=time_s)
         except CorruptError as error:
             # Damaged, or written under other settings of the sink: the log has it all.
             aside = path.with_name(path.name + ".damaged")

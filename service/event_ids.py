@@ -46,8 +46,12 @@ class IdsKept:
 NO_IDS: Final = IdsKept()
 
 
-def ids_bytes(seen: object) -> bytes:
+def ids_bytes(seen: object, *, named_s: float) -> bytes:
     """Return a snapshot's ids as bytes, also where it is from before and has their names.
+
+    Args:
+        seen: See `EventIds.restore`.
+        named_s: Likewise.
 
     Raises:
         CorruptError: it has neither.
@@ -55,7 +59,7 @@ def ids_bytes(seen: object) -> bytes:
     if isinstance(seen, bytes):
         return seen
     ids = EventIds(bytes_max=64 << 20, age_s_max=1.0)
-    ids.restore(seen)
+    ids.restore(seen, named_s=named_s)
     return ids.to_bytes()
 
 
@@ -115,12 +119,13 @@ class EventIds:
         }
         return pack(_KIND, {"seed": str(self._window.seed)}, arrays)
 
-    def restore(self, saved: object) -> None:
-        """Become what `to_bytes` gave.
+    def restore(self, saved: object, *, named_s: float = 0.0) -> None:
+        """Become what `to_bytes` gave, or stay without ids where none are to be remembered.
 
         Args:
-            saved: Those bytes, or what snapshots held before: [tenant, id] pairs, whose times are
-                not known, so that they are as old as the next one.
+            saved: Those bytes, or what snapshots held before: [tenant, id] pairs.
+            named_s: When such pairs were saved, Unix seconds: none of them came later, and it is
+                all that is known of their times.
 
         Raises:
             CorruptError: it is neither.
@@ -130,12 +135,21 @@ class EventIds:
                 if not isinstance(saved, list):
                     raise TypeError(f"a list of pairs was expected, not {type(saved).__name__}")
                 names = [(str(tenant), str(event_id)) for tenant, event_id in saved]
+                _check_times(np.array([named_s]))
                 for tenant, event_id in names:
-                    self.add(tenant, event_id, 0.0)
+                    self.add(tenant, event_id, named_s)
                 return
             values, arrays = unpack(_KIND, saved)
             window = IdWindow(int(values["seed"]))
+            _check_times(arrays["times_s"])
             window.load(arrays["fingerprints"], arrays["times_s"], arrays["counts"])
         except (LookupError, TypeError, ValueError) as error:
             raise CorruptError(f"event ids do not fit together: {error!r}") from error
-        self._window = window
+        if self._bytes_max:
+            self._window = window
+
+
+def _check_times(times_s: NDArray[np.float64]) -> None:
+    """Refuse times that no log has: after an endless one each id would begin a mark of its own."""
+    if not np.isfinite(times_s).all():
+        raise ValueError("a time is not finite")

@@ -183,7 +183,7 @@ class HeatPublisher:
             "time_s": header["time_s"],
             "slot": slot,
         }
-        head, parts = split_heat(body, ids_bytes(header["seen"]), about)
+        head, parts = split_heat(body, ids_bytes(header["seen"], named_s=header["time_s"]), about)
         entries: list[tuple[bytes, bytes | None]] = []
         size = 0
         for part, data in parts.items():

@@ -154,6 +154,17 @@ def test_none_are_remembered_where_they_are_off() -> None:
     assert seen.false_expected == 0.0
 
 
+def test_ids_of_before_go_where_they_are_switched_off() -> None:
+    before = EventIds(bytes_max=2 << 20, age_s_max=9.0)
+    before.add("t", "a", T0)
+    for saved in (before.to_bytes(), [["t", "a"]]):
+        seen = EventIds(bytes_max=0, age_s_max=9.0)
+        seen.restore(saved, named_s=T0)
+        assert seen.kept().count == 0
+        with pytest.raises(CorruptError):
+            seen.restore(before.to_bytes()[:-1])
+
+
 def test_what_is_expected_to_be_lost_is_counted() -> None:
     seen = EventIds(bytes_max=2 << 20, age_s_max=9.0)
     seen.pass_rows(rows([("t", str(i)) for i in range(1_000)]), np.full(1_000, T0))
@@ -169,6 +180,8 @@ def test_what_is_expected_to_be_lost_is_counted() -> None:
         ("fingerprints", np.array([1, 0, 2], np.uint64)),
         ("times_s", np.array([T0 + 1, T0])),
         ("times_s", np.array([np.nan, T0])),
+        ("times_s", np.array([T0, np.inf])),
+        ("times_s", np.array([-np.inf, T0])),
         ("counts", np.array([3, 0])),
         ("counts", np.array([4, -1])),
         ("counts", np.array([1])),
@@ -194,9 +207,12 @@ def test_ids_that_no_window_can_hold_are_refused(name: str, value: np.ndarray) -
 
 def test_names_from_before_become_bytes() -> None:
     seen = EventIds(bytes_max=2 << 20, age_s_max=9.0)
-    seen.restore(ids_bytes([["t", "a"], ["t", "b"]]))
+    seen.restore(ids_bytes([["t", "a"], ["t", "b"]], named_s=T0 - 5.0))
     assert not seen.add("t", "b", T0)
     assert seen.add("u", "b", T0)
-    assert ids_bytes(b"as they are") == b"as they are"
+    assert seen.kept().span_s == 5.0  # as far as they are known to reach, not to 1970
+    assert ids_bytes(b"as they are", named_s=T0) == b"as they are"
+    with pytest.raises(CorruptError):
+        ids_bytes([["t", "a"]], named_s=float("nan"))
     with pytest.raises(InputError, match="one time per row"):
         IdWindow(1).pass_rows(rows([("t", "a")]), np.zeros(2), bytes_max=28, age_s_max=1.0)
