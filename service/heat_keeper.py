@@ -229,10 +229,8 @@ class HeatKeeper:
             except LogUnavailable as error:
                 if not waiting:
                     log.warning("service.heat_topic_unusable", topic=topic, reason=str(error))
-                if answers and _answers(
-                    heat_log
-                ):  # only this topic does not: the events have it all
-                    return
+                if answers and _answers(heat_log):
+                    return  # only this topic does not answer: the events have it all
                 waiting = True  # the events cannot be read either
                 self._note_away(error, tried_s)
                 self._stop.wait(_RETRY_S)
