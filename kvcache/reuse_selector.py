@@ -44,6 +44,7 @@ class Neighborhood:
 NO_NEIGHBORHOOD = Neighborhood(np.zeros(0, np.float32), np.zeros(0, np.int8))
 
 FEATURE_COUNT = 27
+_OUTCOME_BYTES = 160  # an array's own object, a float, and places in three lists
 _NEAR = 0.08  # cosine distance over which a neighbour's word loses two thirds of its weight
 
 
@@ -181,6 +182,11 @@ class ReuseSelector:
             selectors that had not seen them; both float64, shape (open outcomes,), rising.
         """
         return self._chances, self._errors
+
+    def bytes(self) -> int:
+        """Return about how much memory the outcomes kept take: the rows, and the rest of each."""
+        held = 0 if not self._rows else self._rows[0].nbytes + _OUTCOME_BYTES
+        return held * len(self._rows) + self._chances.nbytes + self._errors.nbytes
 
     def check(self) -> None:
         """Raise AssertionError on the first broken invariant."""

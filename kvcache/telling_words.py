@@ -75,6 +75,10 @@ class TellingWords:
             self._squares[place] += miss * miss
             self._weights[place] += _STEP * miss / math.sqrt(float(self._squares[place]))
 
+    def bytes(self) -> int:
+        """Return how much memory the weights take."""
+        return self._weights.nbytes + self._squares.nbytes
+
     def relearn(self) -> None:
         """Let new outcomes count as the first ones did; what was learnt stays until they differ."""
         self._squares[:] = 1.0

@@ -167,7 +167,7 @@ class TenantLookups:
         """Return about how much memory this takes."""
         arrays = (self.generation, self.valid_to, self.floor)
         total = sum(array.nbytes for array in arrays) + self.near.bytes()
-        return total + 1500 * len(self.entries)
+        return total + self.policy.bytes() + 1500 * len(self.entries)
 
     def check(self) -> None:
         """Raise AssertionError on the first broken invariant."""

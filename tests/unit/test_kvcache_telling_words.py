@@ -11,6 +11,8 @@ import pytest
 from stoker.kvcache.question import read_question
 from stoker.kvcache.reuse_evaluation import Pair, evaluate_reuse
 from stoker.kvcache.reuse_policy import ReusePolicy
+from stoker.kvcache.reuse_selector import FEATURE_COUNT
+from stoker.kvcache.settings import KvcacheSettings
 from stoker.kvcache.telling_words import (
     NO_DIFFERENCES,
     WORDS_MAX,
@@ -18,6 +20,7 @@ from stoker.kvcache.telling_words import (
     TellingWords,
     differences_of,
 )
+from stoker.kvcache.tenant_lookups import TenantLookups
 
 THINGS = ("report", "invoice", "ledger", "budget", "forecast", "roster", "contract", "manual")
 SHOPS = ("sales", "billing", "travel", "payroll", "legal", "vendor", "partner", "support")
@@ -123,3 +126,17 @@ def test_a_policy_learns_words_from_refused_and_from_picked_alike() -> None:
     after_refusal = policy.telling(told)
     policy.learn(policy.decide(features, 0.5), features, same=False, differences=told)
     assert before < after_refusal < policy.telling(told)
+
+
+def test_what_a_tenants_policy_takes_is_counted() -> None:
+    settings = KvcacheSettings()
+    policy = ReusePolicy(delta=0.01, alpha=0.05, verify_ratio=0.1)
+    lookups = TenantLookups(settings, dim=4, policy=policy)
+    empty = lookups.bytes()
+    assert empty >= policy.bytes() >= 2 * 4 * 2**14  # the words' weights are there at once
+    features = np.zeros(FEATURE_COUNT)
+    for _ in range(2 * policy.HISTORY_MAX):
+        policy.learn(policy.refuse(), features, same=True)
+    held = lookups.bytes() - empty
+    assert held >= policy.HISTORY_MAX * features.nbytes
+    assert policy.bytes() <= 2_500_000
