@@ -19,44 +19,25 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-import stoker.kernels._core as _core
-from stoker.index.equal_rows import row_hashes
-from stoker.index.exact import FEW_DIMS, unit_rows, wide_ranks
+from stoker.index.held_out import KINDS, K, Probe
 from stoker.index.manifest import FILES, Calibration, Manifest
 from stoker.index.segment import Segment
 from stoker.index.settings import IndexSettings
 
 CONFIDENCE: Final = 0.95
-_K: Final = 10
-# Of the known kinds together. Of 128 queries of a kind the mean recall was off by 0.01 and more,
-# which is half of what a walk may lose.
-_QUERIES: Final = 1024
-# Of those, as many are asked with walks too wide to ask all, where recall differs less from query
-# to query; and from which width on.
+# As many of the known queries are asked with walks too wide to ask all, where recall differs less
+# from query to query; and from which width on.
 _QUERIES_WIDE: Final = 512
 _WIDE_FROM: Final = 192
-KINDS: Final = ("near", "far", "between", "halves")
 # How many of them, the first, targets are kept for. All count for what is promised.
 _TARGET_KINDS: Final = 3
-_STRANGERS: Final = 128
-# Of the random queries' lengths over those of the vectors about their centre.
-_STRANGE_LENGTHS: Final = (0.5, 4.0)
-# Share of the queries that may lie farther from their answers than is called known.
-_FARTHEST: Final = 0.01
-# How much nearer than it is a float32 score may make a row seem, or farther.
-_ROUNDED: Final = 5e-7
-# Share of the other kinds that may lie as near as is called near, and the fewest near ones that
-# say anything.
-_NEAREST: Final = 0.01
-_NEAR_MIN: Final = 60
-_ROWS_MIN: Final = 64
 # Mean recall from which on wider walks are not measured.
 _WHOLE: Final = 0.9995
 _WIDTHS: Final = (10, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 256, 384, 512, 768)
@@ -64,219 +45,10 @@ _WIDTHS: Final = (10, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 25
 _SURE: Final = 1.65
 # At which two ways to walk are compared by what they look at.
 _COST_WIDTH: Final = 64
-_SEED: Final = 20_160_330
 # Room for the vectors that re-ranking reads, beside all else that a walk may want in memory.
 _READ_BYTES: Final = 64 << 20
 # Vectors that one measured query may read: more than any leaves in doubt.
 _READS_MAX: Final = 256
-
-
-@dataclasses.dataclass
-class Probe:
-    """Held-out queries, and the best rows met so far while vectors stream by.
-
-    Attributes:
-        queries: float32, shape (nq, dim): those of `KINDS` in turn, then those at random.
-        known: How many are of `KINDS`.
-        spread: Mean squared distance of the vectors from their centre.
-        scores: Shape (nq, k): best scores so far, falling (minus squared distance for l2, but for
-            what a query's length adds). float32, or float64 where dimensions are few.
-        rows: int64, shape (nq, k): the sealed rows that have them.
-        hashes: Of the vectors met, in sealed order: equal ones stand for each other.
-    """
-
-    queries: NDArray[np.float32]
-    known: int
-    spread: float
-    scores: NDArray[np.floating]
-    rows: NDArray[np.int64]
-    metric: str
-    hashes: list[NDArray[np.uint64]] = dataclasses.field(default_factory=list)
-
-    @classmethod
-    def draw(cls, vectors: NDArray[Any], rows: NDArray[np.int64], *, metric: str) -> Probe | None:
-        """Draw queries; None when there are too few rows for a measurement to mean anything.
-
-        Four kinds in turn (see `KINDS`), because what a walk meets depends on how far from the
-        stored vectors a query lies, and nobody knows yet what will be asked: *near* one vector
-        (a cosine of 0.84 and more: a passage looks for its like), *far* from it (0.5 to 0.75: a
-        question looks for a passage), *between* two that have nothing to do with each other, and
-        *halves*, as near to the one as to the other: no width is chosen by those, which are seldom
-        asked, but what is promised has to hold for them too. Then 128, or as many as those if they
-        are fewer, in random directions, half from the origin and half from the vectors' centre, at
-        half to four times the vectors' distance from it.
-        """
-        count = len(rows)
-        if count < _ROWS_MIN:
-            return None
-        rng = np.random.default_rng(_SEED)
-        queries = min(_QUERIES, count // 2)
-        first = rng.choice(count, queries, replace=False)
-        base = np.asarray(vectors[rows[first]], np.float32)
-        other = np.asarray(vectors[rows[rng.integers(0, count, queries)]], np.float32)
-        if metric == "cosine":
-            base, other = unit_rows(base), unit_rows(other)
-        centre = base.mean(axis=0)
-        size = np.linalg.norm(base - centre, axis=1, keepdims=True)
-        noise = rng.standard_normal(base.shape).astype(np.float32)
-        noise *= size / np.sqrt(base.shape[1])
-        reach = rng.uniform(0.0, 1.0, (queries, 1)).astype(np.float32)
-        kind = np.arange(queries)[:, None] % len(KINDS)
-        drawn = np.choose(
-            kind,
-            [
-                base + (0.25 + 0.4 * reach) * noise,
-                base + (0.9 + 0.8 * reach) * noise,
-                0.6 * base + 0.4 * other + 0.3 * noise,
-                0.5 * base + 0.5 * other + 0.3 * reach * noise,
-            ],
-        ).astype(np.float32)
-        strange = rng.standard_normal((min(_STRANGERS, queries), base.shape[1]))
-        low, high = np.log(_STRANGE_LENGTHS)
-        strange *= np.exp(rng.uniform(low, high, (len(strange), 1))) * size.mean()
-        strange /= np.sqrt(base.shape[1])
-        strange[::2] += centre
-        drawn = np.concatenate([drawn, strange.astype(np.float32)])
-        if metric == "cosine":
-            drawn = unit_rows(drawn)
-        k = min(_K, count)
-        dtype = np.float64 if drawn.shape[1] <= FEW_DIMS else np.float32
-        return cls(
-            queries=np.ascontiguousarray(drawn),
-            known=queries,
-            spread=float((size.astype(np.float64) ** 2).mean()),
-            scores=np.full((len(drawn), k), -np.inf, dtype),
-            rows=np.full((len(drawn), k), -1, np.int64),
-            metric=metric,
-        )
-
-    def take(
-        self,
-        batch: NDArray[np.float32],
-        first_row: int,
-        *,
-        parts: int = 1,
-        run: Callable[[Callable[[int], None], Iterable[int]], Iterable[None]] = map,
-    ) -> None:
-        """Meet a batch of vectors whose sealed rows start at ``first_row``.
-
-        Args:
-            batch: float32, shape (n, dim).
-            first_row: Of it.
-            parts: Of the queries, which ``run`` may meet it with at the same time.
-            run: As `map`.
-        """
-        self.hashes.append(row_hashes(batch))
-        if batch.shape[1] <= FEW_DIMS:
-            self._meet_few(batch, first_row)
-            return
-        bounds = np.linspace(0, len(self.queries), parts + 1).astype(int)
-
-        def meet(part: int) -> None:
-            here = slice(bounds[part], bounds[part + 1])
-            _core.meet_rows(
-                self.queries[here],
-                batch,
-                first_row=first_row,
-                l2=self.metric == "l2",
-                scores=self.scores[here],
-                rows=self.rows[here],
-            )
-
-        for _ in run(meet, range(parts)):
-            pass
-
-    def _meet_few(self, batch: NDArray[np.float32], first_row: int) -> None:
-        """The same for few dimensions, by products that tell apart what floats round to one."""
-        ranks = wide_ranks(self.queries, batch, self.metric)
-        if self.metric == "l2":
-            ranks += (self.queries.astype(np.float64) ** 2).sum(axis=1)[:, None]
-        scores = np.concatenate([self.scores, ranks], axis=1)
-        found = np.broadcast_to(np.arange(first_row, first_row + len(batch)), ranks.shape)
-        rows = np.concatenate([self.rows, found], axis=1)
-        k = self.scores.shape[1]
-        best = np.argpartition(-scores, k - 1, axis=1)[:, :k]
-        order = np.argsort(-np.take_along_axis(scores, best, 1), axis=1, kind="stable")
-        best = np.take_along_axis(best, order, 1)
-        self.scores = np.take_along_axis(scores, best, 1)
-        self.rows = np.take_along_axis(rows, best, 1)
-
-    def fewer(self, known: int) -> Probe:
-        """Return those with the first ``known`` of the known queries, once all vectors were met."""
-        return dataclasses.replace(
-            self,
-            known=min(known, self.known),
-            queries=self.of_fewer(self.queries, known),
-            scores=self.of_fewer(self.scores, known),
-            rows=self.of_fewer(self.rows, known),
-        )
-
-    def of_fewer(self, values: NDArray[Any], known: int) -> NDArray[Any]:
-        """Return of one value a query those that belong to `fewer`."""
-        return np.concatenate([values[: min(known, self.known)], values[self.known :]])
-
-    def nearness_lows(self, segment: Segment) -> tuple[float, float]:
-        """How near at least the known queries lie to their neighbors, and those at random.
-
-        A hundredth of each is left out.
-        """
-        near = self.nearness(segment)
-        known, strange = (
-            float(np.nan_to_num(np.quantile(part, _FARTHEST)))
-            for part in (near[: self.known], near[self.known :])
-        )
-        return known - _ROUNDED, min(known, strange) - _ROUNDED
-
-    def near_ones(self, segment: Segment) -> tuple[float, NDArray[np.bool_]]:
-        """How near is nearer than nearly all of the other kinds, and which *near* queries are so.
-
-        Returns:
-            (nearness, bool array of shape (nq,)); none are where there are too few to speak of.
-        """
-        near = self.nearness(segment)
-        kind = np.arange(len(near)) % len(KINDS)
-        kind[self.known :] = len(KINDS)
-        others = near[(kind > 0) & (kind < len(KINDS)) & np.isfinite(near)]
-        from_ = float(np.quantile(others, 1.0 - _NEAREST)) if len(others) else math.inf
-        chosen = (kind == 0) & (near >= from_)
-        if chosen.sum() < _NEAR_MIN:
-            return 0.0, np.zeros(len(near), np.bool_)
-        return from_, chosen
-
-    def nearness(self, segment: Segment) -> NDArray[np.float64]:
-        """How near each query lies to its best row; see `recall_bounds.nearness`."""
-        best = self.scores[:, 0].astype(np.float64)
-        if self.metric == "l2":
-            best = (self.queries.astype(np.float64) ** 2).sum(axis=1) - best
-        return segment.nearness(best, self.queries)
-
-    @functools.cached_property
-    def _equals(self) -> NDArray[np.int64]:
-        """A number for each sealed row, the same for equal vectors; once all were met."""
-        _, numbers = np.unique(np.concatenate(self.hashes), return_inverse=True)
-        return numbers.astype(np.int64)
-
-    def recall_of(self, found: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Share of each query's true neighbors that were found, or rows equal to them."""
-        numbers = self._equals
-
-        def named(rows: NDArray[np.int64]) -> NDArray[np.int64]:
-            # The group of equal vectors, and the how manieth of it the row is in the answer.
-            groups = np.sort(np.where(rows >= 0, numbers[rows], -1), axis=1)
-            places = np.broadcast_to(np.arange(groups.shape[1]), groups.shape)
-            new = np.ones(groups.shape, np.bool_)
-            new[:, 1:] = groups[:, 1:] != groups[:, :-1]
-            start = np.maximum.accumulate(np.where(new, places, 0), axis=1)
-            unlike: NDArray[np.int64] = groups * groups.shape[1] + (places - start)
-            return unlike
-
-        return recall_of(named(found), named(self.rows))
-
-
-def recall_of(found: NDArray[np.int64], truth: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Share of each query's true rows that were found, float64, shape (nq,)."""
-    met: NDArray[np.float64] = (found[:, :, None] == truth[:, None, :]).any(axis=1).mean(axis=1)
-    return met
 
 
 def _reached(recall: NDArray[np.float64]) -> float:
@@ -300,7 +72,7 @@ def _sure_mean(recall: NDArray[np.float64]) -> float:
     and all found everything, that says less than where many were.
     """
     n = len(recall)
-    squared = float(((recall - recall.mean()) ** 2).sum()) + 1.0 / _K**2
+    squared = float(((recall - recall.mean()) ** 2).sum()) + 1.0 / K**2
     return float(recall.mean()) - _SURE * math.sqrt(squared) / n
 
 

@@ -24,9 +24,10 @@ from numpy.typing import NDArray
 import stoker.kernels._core as _core
 from stoker.errors import InputError
 from stoker.index.blas_threads import one_blas_thread
-from stoker.index.calibration import Probe, calibrate
+from stoker.index.calibration import calibrate
 from stoker.index.coarse_basis import basis_bytes, choose_basis, coarse_record_bytes
 from stoker.index.exact import unit_rows
+from stoker.index.held_out import Probe
 from stoker.index.hnsw_graph import HnswGraph
 from stoker.index.ids import write_ids
 from stoker.index.manifest import FILES, LINK_PADDING, LevelLayout, Manifest

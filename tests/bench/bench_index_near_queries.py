@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from stoker.errors import StokerError
 from stoker.index.build import build_segment
-from stoker.index.calibration import recall_of
+from stoker.index.held_out import recall_of
 from stoker.index.manifest import Manifest
 from stoker.index.segment import Segment
 from stoker.index.settings import IndexSettings

@@ -6,7 +6,8 @@ import hypothesis.strategies as st
 import numpy as np
 from hypothesis import given, settings
 
-from stoker.index.calibration import KINDS, Probe, _target_mean, _worst_kind
+from stoker.index.calibration import _target_mean, _worst_kind
+from stoker.index.held_out import KINDS, Probe
 
 
 @settings(max_examples=50)

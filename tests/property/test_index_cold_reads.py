@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 import stoker.index.segment_pages as segment_pages
 from stoker.index.build import build_segment
-from stoker.index.calibration import recall_of
+from stoker.index.held_out import recall_of
 from stoker.index.segment import Segment, SegmentHits
 from stoker.index.settings import IndexSettings
 

@@ -9,8 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 from stoker.index.build import build_segment
-from stoker.index.calibration import recall_of
 from stoker.index.exact import unit_rows
+from stoker.index.held_out import recall_of
 from stoker.index.segment import Segment
 
 COUNT, DIM, TOPICS, EF = 6_000, 24, 30, 24

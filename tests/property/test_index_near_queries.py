@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from stoker.index.build import build_segment
-from stoker.index.calibration import recall_of
+from stoker.index.held_out import recall_of
 from stoker.index.manifest import Calibration, Manifest, _wrong_with
 from stoker.index.recall_bounds import FACTS, RecallBounds
 from stoker.index.segment import Segment, SegmentHits

@@ -9,8 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 from stoker.index.build import build_segment
-from stoker.index.calibration import recall_of
 from stoker.index.exact import unit_rows
+from stoker.index.held_out import recall_of
 from stoker.index.recall_bounds import FACTS, WalkRecall, summarize
 from stoker.index.segment import Segment
 from stoker.index.settings import IndexSettings

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 import stoker
 from stoker.errors import CorruptError, InputError, UnavailableError
 from stoker.index.build import build_segment
-from stoker.index.calibration import recall_of
+from stoker.index.held_out import recall_of
 from stoker.index.manifest import FILES, VERSION, Manifest
 from stoker.index.paged_file import HEADER_BYTES
 from stoker.index.segment import Segment

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from stoker.index.build import build_segment
-from stoker.index.calibration import recall_of
+from stoker.index.held_out import recall_of
 from stoker.index.segment import Segment
 from stoker.index.settings import IndexSettings
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from stoker.errors import InputError
 from stoker.index.build import build_segment
-from stoker.index.calibration import recall_of
+from stoker.index.held_out import recall_of
 from stoker.index.manifest import Calibration, Manifest, _wrong_with
 from stoker.index.recall_bounds import narrowest
 from stoker.index.segment import Segment
