@@ -11,8 +11,9 @@ namespace stoker {
 namespace {
 
 constexpr std::size_t kRowsTogether = 64;
-// A vector whose largest coordinate is smaller is rounded to zero.
-constexpr float kLargestMin = 1e-34f;
+// A vector whose largest coordinate is smaller is not rounded: squares of what that takes off would
+// vanish, and with them the bounds. It meets, and is met, in full.
+constexpr float kLargestMin = 1e-12f;
 
 // Vectors rounded to whole numbers, and by how much that is off.
 template <typename T>
@@ -46,7 +47,7 @@ struct Rounded {
       }
       scales[n] = scale;
       lengths[n] = std::sqrt(squared);
-      errors[n] = std::sqrt(off);
+      errors[n] = rounds ? std::sqrt(off) : std::numeric_limits<float>::infinity();
     }
   }
 };

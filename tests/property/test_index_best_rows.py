@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import stoker.kernels._core as _core
-from stoker.index.calibration import Probe
+from stoker.index.held_out import Probe
 
 
 @pytest.mark.parametrize("metric", ["ip", "l2"])
@@ -51,6 +51,30 @@ def test_best_rows_are_those_of_products_in_full(dim: int, metric: str) -> None:
     assert (np.abs(scores - reached) <= off).all()
     assert (np.diff(scores, axis=1) <= 0).all()
     assert all(len(set(of)) == 10 for of in found.tolist())
+
+
+@pytest.mark.parametrize("metric", ["ip", "l2"])
+def test_bounds_hold_of_vectors_whose_squares_vanish(metric: str) -> None:
+    """The square of what rounding takes off them is no float any more."""
+    rng = np.random.default_rng(2)
+    rows = (1e-24 * rng.standard_normal((600, 32))).astype(np.float32)
+    queries = rng.standard_normal((20, 32)).astype(np.float32)
+    # Rounding takes much off what decides: one coordinate is larger, and counts for nothing.
+    rows[:, 0] = 1e-22
+    queries[:, 0] = 0
+    scores = np.full((20, 10), -np.inf, np.float32)
+    found = np.full((20, 10), -1, np.int64)
+    for start in range(0, 600, 200):
+        _core.meet_rows(
+            queries,
+            rows[start : start + 200],
+            first_row=start,
+            l2=metric == "l2",
+            scores=scores,
+            rows=found,
+        )
+    best = np.argsort(-(queries.astype(np.float64) @ rows.T.astype(np.float64)), axis=1)[:, :10]
+    assert np.array_equal(found, best)
 
 
 def test_equal_rows_stay_in_order() -> None:
