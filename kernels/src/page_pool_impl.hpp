@@ -356,7 +356,8 @@ class ReadJob {
   void flush() { queue_->flush(); }
   // Ends the pages of one run that came back. False when `until` came first or none is out.
   bool step(const Deadline& until);
-  // Ends the pages of what has come back already; asks the kernel for nothing. Returns idle().
+  // Ends the pages of what has come back already, without waiting, and hands on what has room only
+  // now. Asks the kernel for nothing where nothing came. Returns idle().
   bool take_arrived();
   // The pages still out shall not be sticky when they arrive: their load has given up.
   void forget_sticky();

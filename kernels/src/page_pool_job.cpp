@@ -226,6 +226,8 @@ bool ReadJob::take_arrived() {
   // A moment long past: a request that has to be issued again is nothing to wait for.
   while (queue_->ready() && step(Clock::time_point{})) {
   }
+  // What had no room at the device has it now.
+  queue_->flush();
   return idle();
 }
 

@@ -1,4 +1,5 @@
 // The page pool, one behaviour at a time.
+#include <chrono>
 #include <cstdio>
 #include <numeric>
 
@@ -59,6 +60,27 @@ void test_fetch_reads_once_and_hits_after() {
       CHECK(page_matches(view.touch(99), kPage, 1, 99));
     }
     pool.check();
+  }
+}
+
+// More reads than a ring holds at once are handed on by polls alone, as earlier ones arrive.
+void test_polls_bring_all_of_a_large_fetch() {
+  for (const IoBackend backend : stoker::testing::kBackends) {
+    TestFolder folder;
+    PagePool pool(options_for(400, backend));
+    const StoreId store = pool.add_store(folder.write("a", 3, 800, kPage));
+    std::vector<PageRef> wanted;
+    for (PageNumber page = 0; page < 800; page += 2) wanted.push_back({store, page});
+    PendingPages pending = pool.begin_fetch(wanted.data(), wanted.size());
+    pending.issue();
+    const auto patience = Clock::now() + std::chrono::seconds(60);
+    while (!pending.poll()) CHECK(Clock::now() < patience);
+    const PinnedPages got = pending.finish(Clock::now());
+    for (std::size_t i = 0; i < wanted.size(); ++i) {
+      CHECK(got.is_read(i));
+      CHECK(page_matches(got.data(i), kPage, 3, wanted[i].page));
+    }
+    CHECK_EQ(got.reads(), wanted.size());
   }
 }
 
@@ -427,6 +449,7 @@ void test_tables_take_memory_as_pages_come() {
 
 int main() {
   RUN(test_fetch_reads_once_and_hits_after);
+  RUN(test_polls_bring_all_of_a_large_fetch);
   RUN(test_overflow_comes_in_private_buffers);
   RUN(test_eviction_keeps_the_budget);
   RUN(test_a_guard_keeps_frames_from_reuse);

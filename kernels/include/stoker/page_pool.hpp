@@ -76,8 +76,9 @@ struct PageRef {
 
 class PagePool;
 
-// Pages that fetch() brought, held until this object goes, which must be before the pool. Either frames of the pool (pinned) or,
-// when no frame could be had, buffers of its own; the caller cannot tell and need not.
+// Pages that fetch() brought, held until this object goes, which must be before the pool. Either
+// frames of the pool (pinned) or, when no frame could be had, buffers of its own; the caller cannot
+// tell and need not.
 class PinnedPages {
  public:
   PinnedPages();
@@ -109,9 +110,9 @@ class PinnedPages {
 };
 
 // A fetch that is under way; made by begin_fetch(), for one thread. Other threads that want a page
-// which it reads wait until this takes that in: whoever holds one calls poll() every few
-// microseconds, and land() before it waits for anything else, since two that wait for each other's
-// pages would do so for ever. One that goes unfinished leaves its reads to the pool.
+// which it reads wait until this takes that in: whoever holds one calls poll() every now and then,
+// a search once a query, and land() before it waits for anything else, since two that wait for each
+// other's pages would do so for ever. One that goes unfinished leaves its reads to the pool.
 class PendingPages {
  public:
   PendingPages() noexcept;
