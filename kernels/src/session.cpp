@@ -106,8 +106,11 @@ void Searcher::Session::ask(std::size_t number, const float* query, const Search
     rerank.begin();
     go_on(std::move(settling), rerank, answers);
   }
-  if (!flying_.empty() && (scratch_->flight.poll() || waiting_pages_ > kWaitingPagesMax)) {
+  if (!flying_.empty() && scratch_->flight.poll()) land(answers);
+  // What landed may want more: one flight a query would not keep up with that.
+  while (!flying_.empty() && waiting_pages_ > kWaitingPagesMax) {
     land(answers);
+    if (waiting_pages_ > kWaitingPagesMax) launch();
   }
   if (!waiting_.empty()) {
     ++waiting_since_;

@@ -1,5 +1,6 @@
 // Batches, whose queries are settled while later ones walk: what singles answer, over devices that
 // fail, dawdle and are let down.
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
@@ -287,6 +288,42 @@ void abandoned_batches_leave_nothing(IoBackend backend) {
   }
 }
 
+// However long a batch: where a flight has room for one query, and each takes several flights, few
+// wait all the same.
+void few_wait_at_once(IoBackend backend) {
+  std::mt19937 rng(10);
+  Fixture f(250, 900, true, 40 * kPage, rng, false, true, false, backend);
+  Searcher searcher(f.pool, f.layout, f.quantizer);
+  SearchParams params;
+  params.ef = 60;
+  params.rerank_target = 0.9999f;
+  params.rerank_reads_max = 4;
+  params.read_vectors = true;
+  load_walked(f);
+  struct Counted final : Searcher::Answers {
+    void take(std::size_t, const std::uint32_t*, const QueryStats& stats) override {
+      ++count;
+      rounds += stats.rounds;
+    }
+    std::size_t count = 0;
+    std::size_t rounds = 0;
+  } answered;
+  constexpr std::size_t kQueries = 600;
+  const auto queries = Fixture::make(kQueries, f.dim, rng);
+  std::vector<float> scores(kQueries * params.k);
+  std::size_t most = 0;
+  Searcher::Session session(searcher);
+  for (std::size_t i = 0; i < kQueries; ++i) {
+    session.ask(i, queries.data() + i * f.dim, params, scores.data() + i * params.k, 1000, answered);
+    most = std::max(most, i + 1 - answered.count);
+  }
+  session.finish(answered);
+  std::printf("at most %zu of %zu waited, for %zu rounds in all\n", most, kQueries, answered.rounds);
+  CHECK_EQ(answered.count, kQueries);
+  CHECK(answered.rounds > kQueries);
+  CHECK(most < 300);
+}
+
 // The mean holds in batches, too, though those that read settle their account late.
 void the_mean_holds() {
   std::mt19937 rng(9);
@@ -339,6 +376,7 @@ int main() {
     failing_reads_cost_completeness(100, 0, backend);
     a_deadline_ends_flights(backend);
     abandoned_batches_leave_nothing(backend);
+    few_wait_at_once(backend);
   }
   the_mean_holds();
   return 0;

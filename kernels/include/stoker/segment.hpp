@@ -188,7 +188,7 @@ class Searcher {
     Session(const Session&) = delete;
     Session& operator=(const Session&) = delete;
 
-    // As Searcher::search().
+    // As Searcher::search(); not between ask() and finish().
     QueryStats search(const float* query, const SearchParams& params, std::uint32_t* rows,
                       float* scores);
 
