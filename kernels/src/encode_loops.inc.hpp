@@ -129,9 +129,11 @@ double squared_length(const float* v, std::size_t dim) {
     load(v + i, x);
     sum.add(x, x);
   }
-  float rest[kLanes] = {};
-  __builtin_memcpy(rest, v + i, (dim - i) * sizeof(float));
-  load(rest, x);
-  sum.add(x, x);
+  if (i < dim) {
+    float rest[kLanes] = {};
+    __builtin_memcpy(rest, v + i, (dim - i) * sizeof(float));
+    load(rest, x);
+    sum.add(x, x);
+  }
   return sum.total();
 }

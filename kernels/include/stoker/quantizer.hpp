@@ -90,8 +90,8 @@ class Quantizer {
   // ones; in dimensions of its blocks, those of 4 bits, then those of 2.
   const std::vector<std::uint16_t>& places() const noexcept { return places_; }
   const std::vector<std::uint16_t>& fine_places() const noexcept { return fine_places_; }
-  // Coordinates along the basis of a vector rounded to 14 bits, by directions rounded to 8: what that errs is a tenth
-  // of what codes do. `sums`: basis().directions numbers of scratch.
+  // Coordinates along the basis of a vector rounded to 14 bits, by directions rounded to 8: what that
+  // errs is a tenth of what codes do. `sums`: basis().directions numbers of scratch.
   void project_rounded(const std::int16_t* vector, float scale, std::int32_t* sums,
                        float* out) const noexcept;
 
