@@ -75,23 +75,32 @@ def unit_coverage(
             continue
         plan = plan_warm(
             [
-                replace(batch, benefit=rest[start:end].astype(np.float32))
+                # By their rows, which then need not be looked up step by step.
+                replace(
+                    batch,
+                    units=np.arange(start, end, dtype=np.uint32),
+                    benefit=rest[start:end].astype(np.float32),
+                )
                 for batch, start, end in zip(offered, starts, starts[1:], strict=False)
             ],
             budget_bytes=None,
             round_bytes=max(1, total_bytes // CELLS),
         )
         means = unit_benefit(counted, benefit_sums(counted))
-        held, served, anywhere = [0.0], [0.0], [0.0]
-        for step in plan.steps:
-            rows = _rows(places[step.source, step.kind], step.units)
-            held.append(float(rest[rows].sum()))
-            served.append(float(came[rows].sum()))
-            mean = means.get((step.source, step.kind, step.stage), 0.0)
-            anywhere.append(mean * len(step.units))
-        shares = np.cumsum(held) / max(sum(held), 1e-300)
-        fell = known * np.cumsum(served) / looks
-        fell += span.outside * np.minimum(1.0, np.cumsum(anywhere) / looks)
+        rows = np.concatenate([step.units for step in plan.steps])
+        lengths = [len(step.units) for step in plan.steps]
+        first = np.cumsum([0, *lengths[:-1]])
+        held = _rising(np.add.reduceat(rest[rows], first))
+        served = _rising(np.add.reduceat(came[rows], first))
+        anywhere = _rising(
+            [
+                means.get((step.source, step.kind, step.stage), 0.0) * length
+                for step, length in zip(plan.steps, lengths, strict=True)
+            ]
+        )
+        shares = held / max(float(held[-1]), 1e-300)
+        fell = known * served / looks
+        fell += span.outside * np.minimum(1.0, anywhere / looks)
         below += span.weight * np.interp(_GRID, shares, fell)
         accesses += span.weight * (known + span.outside)
     if not accesses:
@@ -122,8 +131,9 @@ def _places(batches: Sequence[UnitBatch]) -> dict[tuple[str, str], _Places]:
     return found
 
 
-def _rows(places: _Places, units: NDArray[np.uint32]) -> NDArray[np.int64]:
-    return places.rows[np.searchsorted(places.units, units)]
+def _rising(parts: Floats | list[float]) -> Floats:
+    """Return the sums from the first part on, with a 0 before them."""
+    return np.concatenate([[0.0], np.cumsum(parts)])
 
 
 def _asked(sources: Sequence[WarmSource], heat: Mapping[ContentKey, float]) -> list[UnitBatch]:

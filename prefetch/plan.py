@@ -295,19 +295,27 @@ def _steps(
     order = np.argsort(key, kind="stable")
     key = key[order]
     starts = np.concatenate([[0], np.flatnonzero(np.diff(key)) + 1, [count]])
+    # Over all steps at once: a prediction plans some hundreds of small ones, again and again.
+    unit, leader = rows.unit[order], order[starts[:-1]]
+    benefits = np.add.reduceat(rows.benefit[order], starts[:-1]).tolist()
     steps = []
-    for first, last in itertools.pairwise(starts.tolist()):
-        index = order[first:last]
-        batch = batches[int(owner[index[0]])]
+    for (first, last), number, kind_of, benefit in zip(
+        itertools.pairwise(starts.tolist()),
+        owner[leader].tolist(),
+        group[leader].tolist(),
+        benefits,
+        strict=True,
+    ):
+        batch = batches[number]
         steps.append(
             WarmStep(
                 source=batch.source,
                 kind=batch.kind,
                 stage=batch.stage,
-                units=rows.unit[index],
+                units=unit[first:last],
                 unit_bytes=batch.unit_bytes,
-                benefit=float(rows.benefit[index].sum()),
-                reason=_REASONS[int(group[index[0]])],
+                benefit=benefit,
+                reason=_REASONS[kind_of],
             )
         )
     return tuple(steps)
