@@ -80,6 +80,9 @@ def run(args: argparse.Namespace) -> int:
         if graph is not None and demand:
             tried = unit_coverage(batches, [source], graph.held_back_later(now_s)())
             coverage = graph.coverage(now_s) if tried is None else tried
+        # As a server with these settings would: its pool is not the one that is open here.
+        room = config.index.memory_bytes or total
+        whole = args.deadline_s is None and total <= room
         plan = plan_warm(
             batches,
             budget_bytes=budget,
@@ -87,6 +90,7 @@ def run(args: argparse.Namespace) -> int:
             deadline_s=args.deadline_s,
             round_bytes=config.prefetch.plan_round_bytes,
             coverage=coverage,
+            roomy={batch.source for batch in batches} if whole else (),
         )
         facts = _facts(plan, batches, budget, total, len(demand), time.perf_counter() - started)
         if args.explain is not None:

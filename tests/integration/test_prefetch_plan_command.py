@@ -13,6 +13,7 @@ import structlog
 
 from stoker.prefetch.events import SEARCH_PERFORMED, new_event
 from stoker.prefetch.heat import HeatGraph
+from stoker.prefetch.plan import REASON_ALWAYS, REASON_WHOLE
 from stoker.service.cli import main
 from stoker.service.engine_opening import HEAT_NAME
 from stoker.service.snapshot_file import write_snapshot
@@ -95,6 +96,25 @@ def test_plan_explains_a_chunk(index: Path, capsys: pytest.CaptureFixture[str]) 
     assert "load now into the fastest tier" in capsys.readouterr().out
     assert main(["plan", str(index), "--explain", "nobody"]) == 0
     assert "no event has named it" in capsys.readouterr().out
+
+
+def test_where_all_fits_the_order_is_the_files(
+    index: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a server reads then (`plan.py`): but not with less memory, or in a hurry."""
+    save_heat(index)
+
+    def reasons(*flags: str) -> set[str]:
+        assert main(["plan", str(index), "--json", *flags]) == 0
+        kinds = json.loads(capsys.readouterr().out)["kinds"]
+        return {reason for row in kinds.values() for reason in row["reasons"]}
+
+    everything = "--budget-mib=1000"
+    assert reasons(everything) == {REASON_ALWAYS, REASON_WHOLE}
+    assert REASON_WHOLE not in reasons("--budget-mib=0.06")
+    assert REASON_WHOLE not in reasons(everything, "--bandwidth-mib-s=99", "--deadline-s=99")
+    monkeypatch.setenv("STOKER_INDEX_MEMORY_BYTES", "65536")
+    assert REASON_WHOLE not in reasons(everything)
 
 
 def test_bad_arguments_are_refused(index: Path, tmp_path: Path) -> None:
