@@ -109,7 +109,7 @@ class RecentAccesses:
 
     @property
     def times_s(self) -> Floats:
-        """When each counts, Unix seconds, float64, shape (n,)."""
+        """When each counts, in the heat's time (s), float64, shape (n,)."""
         return self._times_s[self._end - len(self) : self._end]
 
     @property
@@ -134,7 +134,7 @@ class RecentAccesses:
 
         Args:
             numbers: int64, shape (n,); below 0 for a key outside the table.
-            times_s: Unix seconds, float64, shape (n,).
+            times_s: In the heat's time (`heat_clock`), s, float64, shape (n,).
             amounts: float64, shape (n,), >= 0.
             which: bool, shape (n,).
         """

@@ -62,8 +62,8 @@ class HeatTables:
         self._edges = EdgeTable(
             degree_max=config.graph_edges_per_key_max, half_life_s=config.graph_edge_half_life_s
         )
-        self._last = np.full(1024, NEVER)  # newest access, Unix seconds
-        self._deleted = np.full(1024, NEVER)  # newest deletion, Unix seconds
+        self._last = np.full(1024, NEVER)  # newest access, in the heat's time
+        self._deleted = np.full(1024, NEVER)  # newest deletion, likewise
         self._rank = np.zeros(0)
         self._tracker: RankTracker | None = None  # only once there are many keys
         self._loose = no_edges()  # tail, head, time; fewer than a block

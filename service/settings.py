@@ -305,7 +305,11 @@ class ServiceSettings:
     )
     event_retention_s: float = dataclasses.field(
         default=7 * 86_400.0,
-        metadata={"help": "age at which events go, s; a week holds a weekly rhythm"},
+        metadata={
+            "help": "age at which events go, s; a week holds a weekly rhythm. Raise "
+            "prefetch.heat_silence_s_max with it: what a new replica reads that is older than that "
+            "would be taken for another clock's, and count as now"
+        },
     )
     event_retention_bytes: int = dataclasses.field(
         default=4 << 30,
