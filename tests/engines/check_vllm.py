@@ -48,7 +48,7 @@ RULES = (
 
 
 def prompt_of(topic: str) -> str:
-    """Return a text of some 370 tokens; two of different topics share no first block."""
+    """Return a text of some 320 tokens; two of different topics share no first block."""
     return f"Notes about {topic}.\n" + "\n".join(
         f"{number}. {rule}" for number, rule in enumerate(RULES * 2, 1)
     )

@@ -1,10 +1,10 @@
 """Our policy and predictions on real traces: above every simple policy, near the best, honest.
 
-Runs repeat exactly. `AIMS` are the shares of Belady's hits that were set as goals. 0.80 at 100 is
-not reached: 0.773 is, and what is lacking is not to be had from the past (`prefetch/BENCHMARKS.md`,
-"Where the hits are"). The others are reached, at 200 and 400 by two and four hits of 20,228, which
-is luck. So each bar is the measured share less half a point, 50 to 80 hits: a change that loses
-more is a change for the worse, and one that moves a few hits either way is none.
+Runs repeat exactly. Of the shares of Belady's hits that were set as goals (0.80, 0.83, 0.88 and
+0.92 at 100 to 800 passages) 0.80 is not reached: 0.773 is, and what is lacking is not to be had
+from the past (`prefetch/BENCHMARKS.md`, "Where the hits are"). The others are, at 200 and 400 by
+two and four hits of 20,228, which is luck. So each bar is the measured share less half a point, 50
+to 80 hits: a change that loses more is a change for the worse, one that moves a few hits is none.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def best_simple(outcomes: dict[str, Outcome]) -> float:
     return max(o.hit_ratio for name, o in outcomes.items() if name not in {"stoker", "belady"})
 
 
-# Room in passages -> the goal for the share of Belady's hits, and what is measured.
-AIMS = {100: (0.80, 0.773), 200: (0.83, 0.830), 400: (0.88, 0.880), 800: (0.92, 0.920)}
+# Room in passages -> the share of Belady's hits that is measured.
+MEASURED = {100: 0.773, 200: 0.830, 400: 0.880, 800: 0.920}
 SLACK = 0.005
 
 
@@ -65,9 +65,7 @@ def test_sessions_of_a_real_rag_service(
     assert outcomes["belady"].hit_ratio == pytest.approx(belady, abs=0.001)
     assert ours.hit_ratio > best_simple(outcomes) + lead
     assert ours.belady_share is not None
-    aim, measured = AIMS[room]
-    assert ours.belady_share >= measured - SLACK
-    assert measured >= aim or room == 100  # the one goal that is missed
+    assert ours.belady_share >= MEASURED[room] - SLACK
     assert ours.prefetch["useful"] > ours.prefetch["polluting"]
 
 
