@@ -73,13 +73,16 @@ def run(args: argparse.Namespace) -> int:
         },
     )
     # Imported only now: the settings may be wrong, and that should be said at once.
-    from stoker.service.app import serve
-    from stoker.service.engine_opening import open_engine
-    from stoker.service.logging import configure_logging
+    from stoker.service.collector import kept_for_good
 
     settings = loaded.config.service
-    configure_logging(settings.log_level, settings.log_format)
-    engine = open_engine(args.index, loaded.config)
+    with kept_for_good():
+        from stoker.service.app import serve
+        from stoker.service.engine_opening import open_engine
+        from stoker.service.logging import configure_logging
+
+        configure_logging(settings.log_level, settings.log_format)
+        engine = open_engine(args.index, loaded.config)
     told = _Teller(engine, as_json=args.json)
     finished = asyncio.run(serve(engine, settings, listening=told.listening))
     told.stopped()
