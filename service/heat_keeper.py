@@ -218,6 +218,7 @@ class HeatKeeper:
                 heat_log.check_health()  # a broker that is away may hold up all else for longer
                 answers = True
                 found = read_heat(heat_log, topic, event_topic=self._topic, besides=refused)
+                self._away_since_s = None  # that took its own time
                 if found is None:
                     log.info("service.heat_topic_empty", topic=topic)
                     return

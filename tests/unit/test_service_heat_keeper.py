@@ -223,6 +223,33 @@ def test_a_log_that_takes_long_to_say_that_it_is_away_is_tried_once(
     log.close()
 
 
+def test_the_time_that_a_heat_topic_takes_is_no_absence_of_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, now_s, healthy = _log(tmp_path, range(COUNT)), [0.0], itertools.count()
+    keeper = _keeper(log, tmp_path, monotonic=lambda: now_s[0])
+
+    def late() -> None:
+        if next(healthy) == 0:
+            now_s[0] += 1.0
+            raise LogUnavailable("a broker restarts")
+
+    def read(*_: object, **__: object) -> None:
+        now_s[0] += 60.0
+
+    monkeypatch.setattr(log, "check_health", late)
+    monkeypatch.setattr("stoker.service.heat_keeper.read_heat", read)
+    monkeypatch.setattr("stoker.service.heat_keeper._RETRY_S", 0.0)
+    monkeypatch.setattr("stoker.service.heat_keeper._answers", lambda _: False)
+    keeper._start_from_topic(log, HEAT_TOPIC)
+    assert now_s == [61.0]
+    again = LogUnavailable("another broker restarts")
+    assert not keeper._note_away(again, now_s[0])
+    now_s[0] += 5.0
+    assert keeper._note_away(again, now_s[0])
+    log.close()
+
+
 def test_a_log_that_is_away_for_a_moment_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
