@@ -132,7 +132,7 @@ class KafkaGroupConsumer(KafkaMember):
 
     def _poll_client(self, max_events: int, timeout_s: float) -> Mapping[Any, Sequence[Any]]:
         self._revoked_in_poll.clear()
-        coordinator = self._client._coordinator
+        coordinator = self._client._coordinator  # the client tells of its joins nowhere else
         if not coordinator.stable():
             timeout_s = max(timeout_s, _JOIN_POLL_S)
             if coordinator.rebalance_in_progress():  # an earlier poll has left it unfinished
