@@ -15,7 +15,7 @@ accesses is a span, so that half of them is left to plan by. Benefits must add u
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -49,7 +49,11 @@ class HeldBack:
 
 
 def unit_coverage(
-    batches: Sequence[UnitBatch], sources: Sequence[WarmSource], spans: Sequence[HeldBack]
+    batches: Sequence[UnitBatch],
+    sources: Sequence[WarmSource],
+    spans: Sequence[HeldBack],
+    *,
+    rest: Callable[[], None] = lambda: None,
 ) -> Coverage | None:
     """Return F over these units; None where no span fell on any of them.
 
@@ -57,6 +61,7 @@ def unit_coverage(
         batches: What the sources offer by the whole demand.
         sources: Asked for the spans' benefits: two calls each, with few keys.
         spans: The newest first.
+        rest: Called between two pieces of work, see `run_warm`.
     """
     offered = [batch for batch in batches if len(batch.units)]
     places = _places(offered)
@@ -65,13 +70,13 @@ def unit_coverage(
     total_bytes = sum(len(batch.units) * batch.unit_bytes for batch in offered)
     below, accesses = np.zeros(CELLS + 1), 0.0
     for span in spans:
-        _add(left, places, _asked(sources, span.taken), -1.0)
-        rest, came = np.maximum(left, 0.0), np.zeros(len(left))
-        counted = _asked(sources, span.counts)
+        _add(left, places, _asked(sources, span.taken, rest), -1.0)
+        before, came = np.maximum(left, 0.0), np.zeros(len(left))
+        counted = _asked(sources, span.counts, rest)
         _add(came, places, counted, 1.0)
         looks = float(came.sum())
         known = sum(span.counts.values())
-        if not known or looks <= 0.0 or not rest.any():
+        if not known or looks <= 0.0 or not before.any():
             continue
         plan = plan_warm(
             [
@@ -79,18 +84,19 @@ def unit_coverage(
                 replace(
                     batch,
                     units=np.arange(start, end, dtype=np.uint32),
-                    benefit=rest[start:end].astype(np.float32),
+                    benefit=before[start:end].astype(np.float32),
                 )
                 for batch, start, end in zip(offered, starts, starts[1:], strict=False)
             ],
             budget_bytes=None,
             round_bytes=max(1, total_bytes // CELLS),
         )
+        rest()
         means = unit_benefit(counted, benefit_sums(counted))
         rows = np.concatenate([step.units for step in plan.steps])
         lengths = [len(step.units) for step in plan.steps]
         first = np.cumsum([0, *lengths[:-1]])
-        held = _rising(np.add.reduceat(rest[rows], first))
+        held = _rising(np.add.reduceat(before[rows], first))
         served = _rising(np.add.reduceat(came[rows], first))
         anywhere = _rising(
             [
@@ -136,8 +142,14 @@ def _rising(parts: Floats | list[float]) -> Floats:
     return np.concatenate([[0.0], np.cumsum(parts)])
 
 
-def _asked(sources: Sequence[WarmSource], heat: Mapping[ContentKey, float]) -> list[UnitBatch]:
-    return [batch for source in sources for batch in source.unit_batches(heat)]
+def _asked(
+    sources: Sequence[WarmSource], heat: Mapping[ContentKey, float], rest: Callable[[], None]
+) -> list[UnitBatch]:
+    found: list[UnitBatch] = []
+    for source in sources:
+        found += source.unit_batches(heat)
+        rest()
+    return found
 
 
 def _add(

@@ -81,6 +81,7 @@ def run_warm(
     held_back: Sequence[HeldBack] = (),
     progress: Progress | None = None,
     all_loaded: Callable[[], None] = lambda: None,
+    rest: Callable[[], None] = lambda: None,
     control: WarmControl | None = None,
     loaded: WarmSet | None = None,
     clock: Callable[[], float] = time.monotonic,
@@ -106,6 +107,9 @@ def run_warm(
             stands on ``coverage``; the receipt's marks stand on what the receipt does.
         all_loaded: Called, in this thread, when nothing more will be loaded: only the receipt is
             still to be written.
+        rest: Called, in this thread, between two pieces of work of a millisecond or a few; may
+            wait. Python has one lock for all its threads: where no piece is long and one does not
+            follow at once upon another, searches find it free.
         control: Through which another thread pauses, resumes, re-prioritises or cancels it.
         loaded: Gets the units that became resident, for whoever measures later what they served.
         clock: Monotonic seconds; passed in by tests.
@@ -121,7 +125,7 @@ def run_warm(
     started_s = wall()
     sources = list(source) if isinstance(source, Sequence) else [source]
     limits = _Limits(budget_bytes, bandwidth_bytes_s, deadline_s, round_bytes, coverage, held_back)
-    run = _Run(sources, limits, clock, started, progress, control, loaded)
+    run = _Run(sources, limits, clock, started, progress, rest, control, loaded)
     run.plan(heat)
     run.load()
     all_loaded()
@@ -163,7 +167,7 @@ def run_warm(
 
 
 def _collect(
-    sources: Sequence[WarmSource], heat: Mapping[ContentKey, float]
+    sources: Sequence[WarmSource], heat: Mapping[ContentKey, float], rest: Callable[[], None]
 ) -> tuple[list[UnitBatch], dict[tuple[str, str], WarmSource]]:
     check_heat(heat)
     batches: list[UnitBatch] = []
@@ -176,6 +180,7 @@ def _collect(
                     f"two sources offer {batch.source}/{batch.kind}; a plan could not tell which"
                 )
             batches.append(batch)
+        rest()
     return batches, owners
 
 
@@ -197,6 +202,7 @@ class _Run:
         clock: Callable[[], float],
         started: float,
         progress: Progress | None,
+        rest: Callable[[], None],
         control: WarmControl | None,
         loaded: WarmSet | None,
     ) -> None:
@@ -205,6 +211,7 @@ class _Run:
         self._clock = clock
         self._started = started
         self._progress = progress
+        self._rest = rest
         self._control = control
         self._loaded = loaded
         self._batches: list[UnitBatch] = []
@@ -253,7 +260,9 @@ class _Run:
         if not self._limits.held_back or self.error is not None:
             return
         try:
-            tried = unit_coverage(self._batches, self._sources, self._limits.held_back)
+            tried = unit_coverage(
+                self._batches, self._sources, self._limits.held_back, rest=self._rest
+            )
         except (StokerError, OSError) as error:
             self._stop("the prediction", error)
             return
@@ -266,7 +275,7 @@ class _Run:
         """Plan all that has not been tried yet, within what is left of the limits."""
         began = self._clock()
         limits = self._limits
-        batches, self.owners = _collect(self._sources, heat)
+        batches, self.owners = _collect(self._sources, heat, self._rest)
         self._batches = batches
         self._offer(batches)
         tried_bytes = sum(
@@ -286,6 +295,7 @@ class _Run:
             unit_means=self._unit_benefit,
             roomy=self._roomy() if limits.deadline_s is None else (),
         )
+        self._rest()
         self._steps = list(plan.steps)
         self._count(plan)
         self.heat_keys = len(heat)
@@ -375,6 +385,7 @@ class _Run:
             stage = step.stage
             if going:
                 self._step(step)
+                self._rest()
             else:
                 key = (step.source, step.kind, step.stage)
                 self.tallies[key].skip(SKIP_CANCELLED, len(step.units))

@@ -35,6 +35,9 @@ log = structlog.get_logger(__name__)
 _MEASURED_ACCESSES: Final = SPAN_ACCESSES_MIN
 # Rounds left out at most after one that found nothing: some minutes, at a round every 5 s.
 _ROUNDS_SKIPPED_MAX: Final = 63
+# Between two pieces of a warm-up that nobody waits for. A piece holds the interpreter's lock for a
+# millisecond or a few; searches of a few milliseconds get by before the next one.
+_REST_S: Final = 0.003
 # What can be asked of a warm-up that runs.
 STEERING: Final = ("pause", "resume", "reprioritise", "cancel")
 
@@ -77,6 +80,7 @@ class WarmupRunner:
         coverage: Callable[[], Coverage] = lambda: KNOWN,
         held_back: Callable[[], Sequence[HeldBack]] = tuple,
         accesses_since: Callable[[float], Accesses] = lambda since_s: Accesses(),
+        pause: Callable[[float], object] | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
         """Prepare to warm.
@@ -90,6 +94,8 @@ class WarmupRunner:
                 called after ``demand``, in the warm-up's thread.
             held_back: Gives the newest accesses, on which the prediction is tried; likewise.
             accesses_since: Gives the accesses later than a Unix time, for `measure`.
+            pause: Waits for some seconds between two pieces of work, in the warm-up's thread; None
+                does so until `stop` is called.
             wall: Unix seconds, by the clock that gives events their times.
         """
         self._sources = sources
@@ -103,6 +109,7 @@ class WarmupRunner:
         self._wall = wall
         self._lock = threading.Lock()
         self._stop = threading.Event()
+        self._pause = self._stop.wait if pause is None else pause
         self._done = threading.Event()
         self._loaded = threading.Event()
         self._thread: threading.Thread | None = None
@@ -325,6 +332,11 @@ class WarmupRunner:
     ) -> Receipt:
         began = time.monotonic()
         demand = self._demand()
+        self._rest()
+        coverage = self._coverage() if demand else KNOWN
+        self._rest()
+        held_back = self._held_back() if demand else ()
+        self._rest()
         sources = self._sources()
         if budget_bytes is None and not everything:
             total = sum(source.total_bytes() for source in sources)
@@ -337,13 +349,19 @@ class WarmupRunner:
             budget_bytes=budget_bytes,
             deadline_s=deadline_s,
             round_bytes=self._settings.plan_round_bytes,
-            coverage=self._coverage() if demand else KNOWN,
-            held_back=self._held_back() if demand else (),
+            coverage=coverage,
+            held_back=held_back,
             progress=self._note,
             all_loaded=self._loaded.set,
+            rest=self._rest,
             control=control,
             loaded=loaded,
         )
+
+    def _rest(self) -> None:
+        """Let searches by; not in a first warm-up that still loads, because they wait for that."""
+        if self._loaded.is_set():
+            self._pause(_REST_S)
 
     def _note(self, mark: StageMark) -> None:
         with self._lock:

@@ -182,3 +182,28 @@ def test_a_warm_up_that_fails_keeps_no_traffic_waiting() -> None:
     runner.wait(60.0)
     assert runner.loaded_once
     assert (runner.status().state, runner.status().error) == ("failed", "no heat today")
+
+
+def test_searches_get_by_between_the_pieces_of_a_warm_up_that_nobody_waits_for() -> None:
+    newest = {("a", "newest"): 2_000.0}
+    source = SlowToPredict()
+    source.let.set()
+    rests: list[int] = []
+    runner = WarmupRunner(
+        lambda: [source],
+        lambda: {("a", "x"): 1.0},
+        settings=PrefetchSettings(),
+        receipt_path=None,
+        held_back=lambda: [HeldBack(newest, newest, 0, 1.0)],
+        pause=lambda seconds: rests.append(len(source.loads)),
+    )
+    runner.start(budget_bytes=None, deadline_s=None, everything=True)
+    runner.wait(60.0)
+    # The first one rests only once it has loaded: between what the prediction asks for.
+    assert rests == [2, 2]
+    rests.clear()
+    runner.start(budget_bytes=None, deadline_s=None, everything=True)
+    runner.wait(60.0)
+    # The next one rests after each of its questions to the heat and to the source, its plan and
+    # each load, as well.
+    assert rests == [2] * 5 + [3, 4] + [4, 4]
