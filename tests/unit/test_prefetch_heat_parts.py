@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -9,8 +13,9 @@ from stoker.prefetch.events import DOCUMENT_DELETED, SEARCH_PERFORMED, Event
 from stoker.prefetch.heat import HeatGraph
 from stoker.prefetch.heat_parts import PARTS, digest_of, join_heat, read_head, split_heat
 from stoker.prefetch.settings import PrefetchSettings
-from stoker.prefetch.snapshot import SnapshotCorrupt, pack, unpack
+from stoker.prefetch.snapshot import SnapshotCorrupt, kind_of, pack, unpack
 
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 T0 = 1_760_000_000.0
 ABOUT = {"topic": "events", "offsets": [[0, 7], [1, 9]]}
 
@@ -53,22 +58,22 @@ def test_parts_make_the_whole_again(events: int, keys_max: int) -> None:
     assert split_heat(snapshot, ids, ABOUT) == (head, parts)
 
 
-def test_a_publication_with_the_names_of_ids_is_read_as_before() -> None:
-    head, parts = split_heat(graph_of(300).to_snapshot(), b"", ABOUT)
-    values, arrays = unpack("heat head 2", head)
-    named = [["t", "a"], ["u", "b"], ["t", "c"]]
-    digests = dict(values["digests"])
-    for at, (tenant, name) in enumerate(named):
-        which = sorted(parts)[at % 2]
-        plain, held = unpack("heat part 1", parts[which])
-        plain["seen"] = [*plain.get("seen", []), [at, tenant, name]]
-        parts[which] = pack("heat part 1", plain, held)
-        digests[str(which)] = digest_of(parts[which])
-    older = pack("heat head 1", {**values, "digests": digests}, arrays)
-    snapshot, seen = join_heat(older, parts)
-    assert snapshot == graph_of(300).to_snapshot()
-    assert seen == [tuple(pair) for pair in named]
-    assert read_head(older)[0] == ABOUT
+def test_a_golden_publication_with_the_names_of_ids_still_reads() -> None:
+    published = json.loads((GOLDEN / "heat-publication-v1.json").read_text())
+    head = base64.b64decode(published["head"])
+    parts = {int(part): base64.b64decode(data) for part, data in published["parts"].items()}
+    assert kind_of(head) == "heat head 1"
+    about, digests = read_head(head)
+    assert (about["offsets"], set(digests)) == ([[0, 60]], set(parts))
+    snapshot, seen = join_heat(head, parts)
+    assert seen == [(f"t{i % 2}", f"e{i}") for i in range(40, 60)]
+    graph = HeatGraph.from_snapshot(snapshot)
+    graph.check()
+    assert (graph.events_applied, graph.key_count) == (60, 22)
+    # Published anew it is of today's kind, and the same heat.
+    again, parts_again = split_heat(snapshot, b"ids", about)
+    assert kind_of(again) == "heat head 2"
+    assert join_heat(again, parts_again) == (snapshot, b"ids")
 
 
 def test_what_ticks_derive_is_left_out() -> None:

@@ -16,10 +16,12 @@ from stoker.prefetch.settings import PrefetchSettings
 from stoker.service.consume import ConsumeLoop, ConsumeOptions
 from stoker.service.embedded_log import EmbeddedLog
 from stoker.service.embedded_topic import EmbeddedOptions
+from stoker.service.event_ids import ids_bytes
 from stoker.service.heat_keeper import HeatKeeper
 from stoker.service.heat_sink import HeatSink
 from stoker.service.heat_topic import HEAT_TOPIC, heat_topic_spec
 from stoker.service.publisher import Publisher
+from stoker.service.snapshot_file import read_snapshot, write_snapshot
 from stoker.service.streams import (
     DEAD_LETTERS_TOPIC,
     EVENTS_TOPIC,
@@ -65,6 +67,24 @@ def test_a_new_replica_is_given_the_heat_of_the_whole_log(tmp_path: Path) -> Non
     keeper.start()
     assert len(keeper.demand_for_warmup(1.8e9 + COUNT, wait_s=60.0)) == COUNT
     assert keeper.stop(60.0)
+    log.close()
+
+
+def test_a_golden_snapshot_with_the_names_of_ids_is_gone_on_from(tmp_path: Path) -> None:
+    golden = Path(__file__).resolve().parents[1] / "golden" / "heat-file-v1.snapshot"
+    path = tmp_path / "heat.snapshot"
+    path.write_bytes(golden.read_bytes())
+    log = _log(tmp_path, range(0))
+    keeper = _keeper(log, tmp_path)
+    assert path.exists(), "it was put aside"
+    assert (keeper.sink.key_count, keeper.stats().ids.count) == (22, 20)
+    header, body = read_snapshot(golden) or ({}, b"")
+    assert header["offsets"] == [[0, 60]]
+    # Saved anew it is of today's version, with the same heat.
+    ids = ids_bytes(header["seen"], named_s=header["time_s"])
+    write_snapshot(path, {**header, "seen": ids}, body)
+    assert read_snapshot(path) == ({**header, "seen": ids}, body)
+    assert _keeper(log, tmp_path).stats().ids.count == 20
     log.close()
 
 
