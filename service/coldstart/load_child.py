@@ -255,6 +255,7 @@ class _Loader:
 
     def measure(self, found: list[list[str]]) -> None:
         """Take the receipt, and add what the warm-up served of these answers, as a server does."""
+        from stoker.errors import UnavailableError
         from stoker.index.document_values import DEFAULT_TENANT
         from stoker.prefetch.warm_set import Accesses
 
@@ -263,7 +264,7 @@ class _Loader:
         self._runner.wait(_WAIT_S)
         receipt = self._runner.receipt
         if receipt is None:
-            raise RuntimeError(f"the warm-up failed: {self._runner.status().error}")
+            raise UnavailableError(f"the warm-up failed: {self._runner.status().error}")
         self.bytes_read = receipt.bytes_read
         self.pages = sum(line.loaded for line in receipt.lines)
         counts = collections.Counter(name for names in found for name in names)
