@@ -394,15 +394,18 @@ class Collection:
 
     # -- warming ---------------------------------------------------------------------------
 
-    def unit_batches(self, heat: Mapping[Any, float]) -> list[IndexUnits]:
+    def unit_batches(
+        self, heat: Mapping[Any, float], *, rest: Callable[[], None] = lambda: None
+    ) -> list[IndexUnits]:
         """Return every page of every segment by kind, the most useful first.
 
         Args:
             heat: Weight (>= 0) by (tenant, chunk id), or by id alone for the default tenant;
                 empty when nothing is known.
+            rest: Called after each millisecond of work or so; may wait, and lets others run.
         """
         with self._serving.taken() as view:
-            return self._units.batches(view, heat, self._serving.id_kind)
+            return self._units.batches(view, heat, self._serving.id_kind, rest=rest)
 
     def load_units(
         self,

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from stoker.prefetch.coverage_curve import CELLS, Coverage
 from stoker.prefetch.plan import benefit_sums, plan_warm, unit_benefit
-from stoker.prefetch.protocols import ContentKey, UnitBatch, WarmSource
+from stoker.prefetch.protocols import ContentKey, UnitBatch, WarmSource, units_offered
 
 Floats = NDArray[np.float64]
 
@@ -145,11 +145,7 @@ def _rising(parts: Floats | list[float]) -> Floats:
 def _asked(
     sources: Sequence[WarmSource], heat: Mapping[ContentKey, float], rest: Callable[[], None]
 ) -> list[UnitBatch]:
-    found: list[UnitBatch] = []
-    for source in sources:
-        found += source.unit_batches(heat)
-        rest()
-    return found
+    return [batch for source in sources for batch in units_offered(source, heat, rest)]
 
 
 def _add(

@@ -6,7 +6,7 @@ through these protocols, as numbered units of a size with an expected benefit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -95,6 +95,32 @@ class WarmSource(Protocol):
     def total_bytes(self) -> int:
         """Return the bytes of everything that this source could make resident."""
         ...
+
+
+@runtime_checkable
+class PatientSource(Protocol):
+    """A source whose translation of heat takes long, and can be done in pieces."""
+
+    def unit_batches_in_pieces(
+        self, heat: Mapping[ContentKey, float], rest: Callable[[], None]
+    ) -> Sequence[UnitBatch]:
+        """Return what `WarmSource.unit_batches` does.
+
+        Args:
+            rest: Called after each piece of a millisecond or so; see `warm.run_warm`.
+        """
+        ...
+
+
+def units_offered(
+    source: WarmSource, heat: Mapping[ContentKey, float], rest: Callable[[], None]
+) -> Sequence[UnitBatch]:
+    """Ask a source for its units, in pieces where it can, and rest after each."""
+    if isinstance(source, PatientSource):
+        return source.unit_batches_in_pieces(heat, rest)
+    found = source.unit_batches(heat)
+    rest()
+    return found
 
 
 @runtime_checkable

@@ -34,6 +34,7 @@ from stoker.prefetch.protocols import (
     RoomReader,
     UnitBatch,
     WarmSource,
+    units_offered,
 )
 from stoker.prefetch.receipt import Receipt, StageMark
 from stoker.prefetch.warm_control import WarmControl, check_heat
@@ -173,14 +174,13 @@ def _collect(
     batches: list[UnitBatch] = []
     owners: dict[tuple[str, str], WarmSource] = {}
     for one in sources:
-        for batch in one.unit_batches(heat):
+        for batch in units_offered(one, heat, rest):
             owner = owners.setdefault((batch.source, batch.kind), one)
             if owner is not one:
                 raise InputError(
                     f"two sources offer {batch.source}/{batch.kind}; a plan could not tell which"
                 )
             batches.append(batch)
-        rest()
     return batches, owners
 
 

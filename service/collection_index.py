@@ -117,9 +117,15 @@ class CollectionIndex:
 
     def unit_batches(self, heat: Mapping[ContentKey, float]) -> Sequence[UnitBatch]:
         """Return the pages of all segments by kind, the most useful first."""
+        return self.unit_batches_in_pieces(heat, lambda: None)
+
+    def unit_batches_in_pieces(
+        self, heat: Mapping[ContentKey, float], rest: Callable[[], None]
+    ) -> Sequence[UnitBatch]:
+        """Return the same, with a rest after each piece of the work."""
         return [
             UnitBatch(b.source, b.kind, b.stage, b.units, b.unit_bytes, b.benefit)
-            for b in self._collection.unit_batches(heat)
+            for b in self._collection.unit_batches(heat, rest=rest)
         ]
 
     def load_units(

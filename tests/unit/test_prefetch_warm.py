@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -301,3 +301,31 @@ def test_a_source_that_failed_is_not_asked_for_a_prediction() -> None:
     receipt = warm_told(room)
     assert receipt.error == "index/links: the device went away"
     assert "a span" not in room.order
+
+
+class PatientRoom(ToldRoom):
+    """Works out its units in two pieces."""
+
+    def unit_batches_in_pieces(
+        self, heat: Mapping[ContentKey, float], rest: Callable[[], None]
+    ) -> Sequence[UnitBatch]:
+        rest()
+        found = self.unit_batches(heat)
+        rest()
+        return found
+
+
+@pytest.mark.parametrize(("kind", "each"), [(ToldRoom, 1), (PatientRoom, 2)])
+def test_rests_come_after_each_piece_of_work(kind: type[ToldRoom], each: int) -> None:
+    room = kind(FakeClock())
+    rests: list[int] = []
+    run_warm(
+        room,
+        {("t", "a"): 1.0},
+        held_back=[SPAN],
+        rest=lambda: rests.append(len(room.calls)),
+        clock=room.clock,
+        wall=lambda: 1000.0,
+    )
+    # The units, the plan, each of four loads; then the span's units twice, and its plan.
+    assert rests == [0] * each + [0] + [1, 2, 3, 4] + [4] * (2 * each + 1)
