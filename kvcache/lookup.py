@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from stoker.errors import InputError
 from stoker.kvcache.guards import Conflict, Guard, first_conflict
 from stoker.kvcache.nearest import Slot, Vector
-from stoker.kvcache.question import Question, read_question
+from stoker.kvcache.question import Question, encoded, read_question
 from stoker.kvcache.reuse_policy import ReusePolicy, Verdict
 from stoker.kvcache.reuse_selector import NEIGHBORS, Features, pair_features
 from stoker.kvcache.settings import KvcacheSettings
@@ -152,7 +152,7 @@ class LookupReuse:
         """
         if not self._settings.reuse_enabled:
             return Refusal(Guard.DISABLED)
-        if not text.strip() or len(text.encode()) > self._settings.reuse_text_bytes_max:
+        if not text.strip() or len(encoded(text)) > self._settings.reuse_text_bytes_max:
             return Refusal(Guard.EMPTY)
         unit = _unit_vector(vector)
         question = read_question(text)
@@ -300,7 +300,7 @@ class LookupReuse:
         if len(kept_scores) != len(result_ids):
             raise InputError(f"expected {len(result_ids)} scores, found {len(kept_scores)}")
         kept_scores.flags.writeable = False
-        if len(text.encode()) > self._settings.reuse_text_bytes_max:
+        if len(encoded(text)) > self._settings.reuse_text_bytes_max:
             return
         question = read_question(text)
         if not question.normal:

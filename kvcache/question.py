@@ -154,9 +154,14 @@ class Question:
     language: str
 
 
+def encoded(text: str) -> bytes:
+    """Return a text as bytes, also where half of a surrogate pair is left of a character."""
+    return text.encode(errors="surrogatepass")
+
+
 def fingerprint_of(normal: str) -> int:
     """Hash a normalised text to 64 bits, the same on every machine and in every process."""
-    return int.from_bytes(hashlib.blake2b(normal.encode(), digest_size=8).digest(), "little")
+    return int.from_bytes(hashlib.blake2b(encoded(normal), digest_size=8).digest(), "little")
 
 
 def stem_of(word: str) -> str:

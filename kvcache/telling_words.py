@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.kvcache.guards import differing_words
-from stoker.kvcache.question import Question
+from stoker.kvcache.question import Question, encoded
 
 Differences = tuple[int, ...]
 """Places in the table of weights: of each word that only one has, and of pairs of such words."""
@@ -45,7 +45,7 @@ def differences_of(asked: Question, earlier: Question) -> Differences:
             for one in sorted(only_asked)
             for other in sorted(only_earlier)
         ]
-    return tuple(sorted(zlib.crc32(text.encode()) % _PLACES for text in said))
+    return tuple(sorted(zlib.crc32(encoded(text)) % _PLACES for text in said))
 
 
 class TellingWords:

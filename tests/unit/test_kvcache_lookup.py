@@ -68,6 +68,7 @@ def test_same_text_with_another_embedding_is_not_exact() -> None:
         ("", 1, FENCE, Guard.EMPTY),
         ("?!", 1, FENCE, Guard.EMPTY),
         ("a" * 5_000, 1, FENCE, Guard.EMPTY),
+        ("emoji \ud83d cut in half", 1, FENCE, Guard.EVIDENCE),
     ],
 )
 def test_refusal_names_the_guard(text: str, seed: int, fence: Fence, guard: Guard) -> None:

@@ -55,6 +55,16 @@ def test_the_same_whichever_came_first_and_none_for_the_same_words() -> None:
     assert between("ship the report", "please ship the report") == NO_DIFFERENCES
 
 
+def test_half_a_character_fails_nothing() -> None:
+    """JSON readers other than ours let such texts pass."""
+    cut = "emoji \ud83d in names"
+    assert read_question(cut).fingerprint == read_question(cut.upper()).fingerprint
+    assert between(f"find {cut}x", "find emoji in names") != NO_DIFFERENCES
+    assert between(f"find {cut} zz\ud83d", f"find {cut}") == between(
+        f"find {cut}", f"find {cut} zz\ud83d"
+    )
+
+
 def test_long_texts_are_bounded() -> None:
     names = ["".join(letters) for letters in itertools.product("bdfgk", "aeiou", "lmnrt")]
     assert len(between(" ".join(names[:60]), " ".join(names[60:]))) == WORDS_MAX
