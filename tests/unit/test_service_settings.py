@@ -135,6 +135,19 @@ def test_a_time_that_no_wait_can_take_is_refused_at_the_start(value: str) -> Non
             load_config(environment={}, flags={f"service.{name}": value})
 
 
+@pytest.mark.parametrize("value", ["1", "2097151"])
+def test_ids_take_nothing_or_enough_to_be_of_use(value: str) -> None:
+    with pytest.raises(ConfigError, match=f"service.event_dedup_bytes is {value}; .* 0, or at"):
+        load_config(environment={}, flags={"service.event_dedup_bytes": value})
+    for taken in ("0", "2MiB"):
+        load_config(environment={}, flags={"service.event_dedup_bytes": taken})
+
+
+def test_the_key_of_before_names_what_took_its_place() -> None:
+    with pytest.raises(ConfigError, match=r"did you mean service\.event_dedup_s"):
+        load_config(environment={}, flags={"service.event_dedup_max": "65536"})
+
+
 def test_service_links_of_kubernetes_are_told_apart() -> None:
     links = {
         "STOKER_PORT": "tcp://10.0.0.7:8080",
