@@ -108,9 +108,12 @@ void Searcher::Session::ask(std::size_t number, const float* query, const Search
   }
   if (!flying_.empty() && scratch_->flight.poll()) land(answers);
   // What landed may want more: one flight a query would not keep up with that.
-  while (!flying_.empty() && waiting_pages_ > kWaitingPagesMax) {
-    land(answers);
-    if (waiting_pages_ > kWaitingPagesMax) launch();
+  while (waiting_pages_ > kWaitingPagesMax) {
+    if (!flying_.empty()) land(answers);
+    if (waiting_pages_ > kWaitingPagesMax) {
+      launch();
+      scratch_->flight.issue();
+    }
   }
   if (!waiting_.empty()) {
     ++waiting_since_;

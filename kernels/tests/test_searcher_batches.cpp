@@ -321,7 +321,7 @@ void few_wait_at_once(IoBackend backend) {
   std::printf("at most %zu of %zu waited, for %zu rounds in all\n", most, kQueries, answered.rounds);
   CHECK_EQ(answered.count, kQueries);
   CHECK(answered.rounds > kQueries);
-  CHECK(most < 300);
+  CHECK(most < 300);   // those who want 256 pages, a flight, and the last one asked
 }
 
 // The mean holds in batches, too, though those that read settle their account late.
