@@ -5,7 +5,8 @@ project's seed text), over the last stretch of at least ``stretch_s``:
 
 * GPU misses: pages that had to be copied to the GPU over pages asked of its slab, from the slab's
   own counts (`kernels.slab.SlabCounts`: ``loads`` and ``hits``). Without a GPU tier, or while
-  nothing was asked of it, there is no ratio, and the condition does not hold.
+  nothing was asked of it, there is no ratio, and the condition does not hold. So it is in every
+  server today: none gives the placement a `gpu_counts`; only tests do.
 * NVMe idle: the share of the stretch in which no search waited for a read, from the page pool's
   ``demand_wait_us``. Waits of several threads at once are added up, so that a busy device never
   looks idle; a little traffic over many threads may look busier than it is.
