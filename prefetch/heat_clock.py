@@ -215,7 +215,7 @@ class EventClock:
                     tuple(map(float, told["offsets_s"])),
                     tuple((float(time_s), int(count)) for time_s, count in told["candidates"]),
                 )
-        except (AttributeError, LookupError, TypeError, ValueError) as error:
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise InputError(f"clock does not fit together: {error!r}") from error
         times = (*state.offsets_s, *(time_s for time_s, _ in state.candidates))
         if newest_s != NEVER:

@@ -252,10 +252,13 @@ def test_a_heat_with_clocks_is_restored_and_refused_by_what_cannot_be_one() -> N
         {**good, "offsets_s": [float("nan")]},
         {**good, "candidates": [[float("inf"), 1]]},
         {**good, "candidates": [[T0, 0]]},
+        {**good, "candidates": [[T0, float("inf")]]},
         {**good, "candidates": [[T0, 1]] * 5},
     ):
         with pytest.raises(InputError):
             one.load_values({**values, "clock": odd})
+    with pytest.raises(InputError):
+        one.load_values({**values, "ahead": float("inf")})
     assert one.to_values() == values
 
 
