@@ -4,7 +4,7 @@ Loading never fights demand: the sources load at a priority under it. It also ne
 has just loaded: once a source says that there is no room, its later stages are left out, because
 a colder unit would only push out a hotter one.
 
-What the receipt predicts is tried on the newest accesses (`held_back`), which costs as much as the
+What the receipt predicts is tried on the newest accesses (`held_back`), which costs more than the
 plan. No load waits for that: it is done once all is loaded, from accesses taken before.
 """
 
@@ -254,7 +254,7 @@ class _Run:
     def predict(self) -> None:
         """Try the last plan's units on the accesses held back, and predict by what came of it.
 
-        Only called when all is loaded: it takes as long as the plan did. What fails here is told
+        Only called when all is loaded: it takes longer than the plan did. What fails here is told
         like a load that failed; the prediction then stands on the coverage given.
         """
         if not self._limits.held_back or self.error is not None:

@@ -168,8 +168,9 @@ class WarmupStatus(Answer):
     Attributes:
         state: "none", "running", "done" or "failed".
         progress: While it runs: "paused", and of the last stage that ended "stage", "seconds",
-            "bytes_read", "pages", "predicted_hit_ratio" and "expected_recall" (of answers from
-            memory alone; None where nobody has measured it).
+            "bytes_read", "pages", "predicted_hit_ratio" (not tried yet on the newest accesses,
+            as the receipt's is) and "expected_recall" (of answers from memory alone; None where
+            nobody has measured it).
         receipt: Of the last finished warm-up, as `stoker.Receipt.to_json` writes it; else None.
         error: Why the last one failed; empty where it did not.
         request_id: The request, as in the server's log.
