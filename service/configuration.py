@@ -36,6 +36,15 @@ class StokerConfig:
     kvcache: KvcacheSettings = dataclasses.field(default_factory=KvcacheSettings)
     service: ServiceSettings = dataclasses.field(default_factory=ServiceSettings)
 
+    def __post_init__(self) -> None:
+        kept_s, silence_s = self.service.event_retention_s, self.prefetch.heat_silence_s_max
+        if kept_s > silence_s:
+            raise ConfigError(
+                f"service.event_retention_s ({kept_s!r}) must be at most prefetch.heat_silence_s_max "
+                f"({silence_s!r}): a new replica would take older events for another clock's and "
+                "count them as now; raise the latter as well"
+            )
+
 
 @dataclass(frozen=True)
 class LoadedConfig:

@@ -306,9 +306,9 @@ class ServiceSettings:
     event_retention_s: float = dataclasses.field(
         default=7 * 86_400.0,
         metadata={
-            "help": "age at which events go, s; a week holds a weekly rhythm. Raise "
-            "prefetch.heat_silence_s_max with it: what a new replica reads that is older than that "
-            "would be taken for another clock's, and count as now"
+            "help": "age at which events go, s; a week holds a weekly rhythm. At most "
+            "prefetch.heat_silence_s_max: what a new replica reads that is older than that would be "
+            "taken for another clock's, and count as now"
         },
     )
     event_retention_bytes: int = dataclasses.field(

@@ -309,3 +309,11 @@ def test_flags_of_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
     assert loaded.origins["service.k_max"] == "flag --set service.k_max"
     with pytest.raises(ConfigError, match="found no '='"):
         config_from_args(parser.parse_args(["--set", "service.port"]))
+
+
+def test_events_are_kept_no_longer_than_the_heat_believes_a_silence() -> None:
+    month = "2592000"
+    with pytest.raises(ConfigError, match=r"prefetch\.heat_silence_s_max \(604800\.0\)"):
+        load_config(environment={}, flags={"service.event_retention_s": month})
+    both = {"service.event_retention_s": month, "prefetch.heat_silence_s_max": month}
+    assert load_config(environment={}, flags=both).config.service.event_retention_s == 2_592_000.0
