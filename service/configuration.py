@@ -41,8 +41,8 @@ class StokerConfig:
         if kept_s > silence_s:
             raise ConfigError(
                 f"service.event_retention_s ({kept_s!r}) must be at most "
-                f"prefetch.heat_silence_s_max ({silence_s!r}): a new replica would take older events for another clock's and "
-                "count them as now; raise the latter as well"
+                f"prefetch.heat_silence_s_max ({silence_s!r}): a new replica would take "
+                "older events for another clock's and count them as now; raise the latter as well"
             )
 
 
