@@ -307,8 +307,8 @@ class ServiceSettings:
         default=7 * 86_400.0,
         metadata={
             "help": "age at which events go, s; a week holds a weekly rhythm. At most "
-            "prefetch.heat_silence_s_max: what a new replica reads that is older would be taken for "
-            "another clock's, and count as now"
+            "prefetch.heat_silence_s_max: what a new replica reads that is older would be taken "
+            "for another clock's, and count as now"
         },
     )
     event_retention_bytes: int = dataclasses.field(
