@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import numpy as np
 
 from stoker.index.collection_build import build_collection
 from stoker.service.client import Client
-from stoker.service.wire import RetryPolicy
+from stoker.service.wire import RetryPolicy, WarmupStatus
 
 DIM = 16
 COUNT = 400
@@ -36,6 +37,14 @@ def build(path: Path, count: int = COUNT) -> Path:
         path, vectors(count), [f"c{i}" for i in range(count)], metric="cosine", threads=1
     )
     return path
+
+
+def warmed(client: Client, timeout_s: float = 60.0) -> WarmupStatus:
+    """Wait for the end of the warm-up that runs: its receipt comes a moment after `/readyz`."""
+    end_s = time.monotonic() + timeout_s
+    while (status := client.warmup()).state == "running":
+        assert time.monotonic() < end_s, f"still warming after {timeout_s} s: {status}"
+    return status
 
 
 class Server:

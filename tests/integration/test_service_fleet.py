@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from served import ONCE, Server, build, vectors
+from served import ONCE, Server, build, vectors, warmed
 
 from stoker.errors import UnavailableError
 from stoker.prefetch.events import decode
@@ -312,7 +312,7 @@ class Fleet:
         while readyz(replica)[0] != 200:
             assert replica.process.poll() is None
         with replica.client() as client:
-            assert client.warmup().state == "done"
+            assert warmed(client).state == "done"
         self.relay.add(replica)
 
     def restart(self, number: int) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from aiohttp import web
-from served import DIM, Server, build
+from served import DIM, Server, build, warmed
 
 from stoker.index.collection import Collection
 from stoker.index.collection_build import build_collection
@@ -123,7 +123,7 @@ def test_passages_are_warmed_with_the_pages_and_rolled_back_by_field(
         assert gate_shown(server.url) == 1.0
         for _ in range(30):
             text_of(client, "doc")  # heat
-        receipt = warmed(client)
+        receipt = warmed_with_passages(client)
         assert kept() == 2
         write(client, "doc", "a pool of  4 frames", owner="bob")
         assert kept() == 2, "the text says the same, and the owner is not in its KV"
@@ -155,14 +155,14 @@ def gate_shown(url: str) -> float:
     return float(value)
 
 
-def warmed(client: Any) -> dict[str, Any]:
+def warmed_with_passages(client: Any) -> dict[str, Any]:
     """Warm until the heat of the searches has arrived and the passages are part of the plan."""
     deadline = time.monotonic() + 60
+    warmed(client)
     while True:
         client.start_warmup(everything=True)
-        while client.warmup().state == "running":
-            pass
-        receipt: dict[str, Any] = client.warmup().receipt
+        receipt = warmed(client).receipt
+        assert receipt is not None
         if "kv_block" in json.dumps(receipt) or time.monotonic() > deadline:
             return receipt
 

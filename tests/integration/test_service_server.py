@@ -19,7 +19,7 @@ import jsonschema
 import openapi_spec_validator
 import pytest
 import yaml
-from served import DIM, ONCE, Server, build, vectors
+from served import DIM, ONCE, Server, build, vectors, warmed
 
 from stoker.errors import InputError, UnavailableError
 from stoker.index.collection import Collection
@@ -187,6 +187,8 @@ def test_live_answers_keep_to_the_document(server: Server, document: dict[str, A
     ):
         assert send("POST", "/v1/events", body, content_type=content_type)["accepted"] == 1
     send("POST", "/v1/events", [EVENT | {"type": "x"}])
+    with server.client() as client:
+        warmed(client)
     assert send("GET", "/v1/warmup")["state"] == "done"
     send("POST", "/v1/warmup", {"budget_bytes": -1})
     assert send("POST", "/v1/warmup", {"wait": True})["receipt"]["state"] == "complete"
@@ -267,7 +269,7 @@ def test_the_client_against_a_server(server: Server) -> None:
         assert client.delete("sdk/1 ?").count == 1
         assert client.mark_used(["c1", "c2"], session="s-1").accepted == 1
         assert client.ready().ready
-        assert client.warmup().receipt is not None
+        assert warmed(client).receipt is not None
         assert "stoker_index_live_documents" in client.metrics()
         assert len(client._idle) == 1
 
@@ -353,6 +355,7 @@ def test_tenants_are_kept_apart_by_their_keys(started: Any) -> None:
             a.start_warmup()
         assert KEY_A not in repr(a)
     with server.client(key=KEY_OPERATOR, tenant="b") as operator:
+        warmed(operator)
         assert operator.start_warmup(wait=True, deadline_s=30).state == "done"
         assert [r.text for r in operator.search(vector=vector).results] == ["b's"]
     assert server.stop() == 0
