@@ -83,6 +83,15 @@ void forget_forms(Fixture& f) {
   evict_all(f.pool, f.layout.vectors.store);
 }
 
+// A target that no code is sure of: every query reads vectors.
+SearchParams reads_all(std::uint32_t ef) {
+  SearchParams params;
+  params.ef = ef;
+  params.rerank_target = 0.9999f;
+  params.read_vectors = true;
+  return params;
+}
+
 // Said to be followed by many, each query of a batch finds the same pages in memory as it would
 // alone, since nothing that one of them wants is read before the last has walked: three queries
 // want fewer pages than a flight waits for. So they answer alike, to the bit.
@@ -90,9 +99,7 @@ void batches_answer_like_singles(bool l2, bool coarse, bool vectors, IoBackend b
   std::mt19937 rng(20261130);
   Fixture f(250, 900, l2, 4096 * kPage, rng, false, coarse, false, backend);
   Searcher searcher(f.pool, f.layout, f.quantizer);
-  SearchParams params;
-  params.ef = 60;
-  params.rerank_target = 0.9999f;
+  SearchParams params = reads_all(60);
   params.rerank_reads_max = 4;
   params.read_vectors = vectors;
   std::vector<std::uint8_t> allow((f.n + 7) / 8, 0xB7);
@@ -199,10 +206,7 @@ void failing_reads_cost_completeness(unsigned error_percent, unsigned flip_perce
   std::mt19937 rng(5);
   Fixture f(250, 300, true, 4096 * kPage, rng, false, true, false, backend);
   Searcher searcher(f.pool, f.layout, f.quantizer);
-  SearchParams params;
-  params.ef = 40;
-  params.rerank_target = 0.9999f;
-  params.read_vectors = true;
+  SearchParams params = reads_all(40);
   const auto queries = Fixture::make(120, f.dim, rng);
   load_walked(f);
   std::uint64_t damaged = 0;
@@ -230,10 +234,7 @@ void a_deadline_ends_flights(IoBackend backend) {
   std::mt19937 rng(6);
   Fixture f(250, 300, true, 4096 * kPage, rng, false, true, false, backend);
   Searcher searcher(f.pool, f.layout, f.quantizer);
-  SearchParams params;
-  params.ef = 40;
-  params.rerank_target = 0.9999f;
-  params.read_vectors = true;
+  SearchParams params = reads_all(40);
   const auto queries = Fixture::make(40, f.dim, rng);
   load_walked(f);
   Faults faults;
@@ -253,10 +254,7 @@ void abandoned_batches_leave_nothing(IoBackend backend) {
   std::mt19937 rng(8);
   Fixture f(250, 300, true, 4096 * kPage, rng, false, true, false, backend);
   Searcher searcher(f.pool, f.layout, f.quantizer);
-  SearchParams params;
-  params.ef = 40;
-  params.rerank_target = 0.9999f;
-  params.read_vectors = true;
+  SearchParams params = reads_all(40);
   const auto queries = Fixture::make(40, f.dim, rng);
   const std::vector<Answer> whole = ask_all(searcher, queries, f.dim, params);
   struct Throwing final : Searcher::Answers {
@@ -294,11 +292,8 @@ void few_wait_at_once(IoBackend backend) {
   std::mt19937 rng(10);
   Fixture f(250, 900, true, 40 * kPage, rng, false, true, false, backend);
   Searcher searcher(f.pool, f.layout, f.quantizer);
-  SearchParams params;
-  params.ef = 60;
-  params.rerank_target = 0.9999f;
+  SearchParams params = reads_all(60);
   params.rerank_reads_max = 4;
-  params.read_vectors = true;
   load_walked(f);
   struct Counted final : Searcher::Answers {
     void take(std::size_t, const std::uint32_t*, const QueryStats& stats) override {

@@ -241,7 +241,10 @@ class Replica:
 
     def loaded_bytes(self) -> int:
         status: dict[str, Any] = {"state": "running"}
+        end_s = time.monotonic() + WAIT_S
         while status["state"] == "running":  # the receipt comes a moment after /readyz opens
+            if time.monotonic() >= end_s:
+                raise UnavailableError(f"replica {self.number} still warms after {WAIT_S:g} s")
             with urllib.request.urlopen(f"{self.url}/v1/warmup", timeout=5) as answer:
                 status = json.loads(answer.read())
         receipt = status.get("receipt")

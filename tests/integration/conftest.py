@@ -59,19 +59,23 @@ def broker(broker_session: Any, request: pytest.FixtureRequest) -> Any:
     return broker_session
 
 
+def _needs_listener(broker: Any, name: str) -> None:
+    """Skip where the broker is not one that we started: another has no listener of ours."""
+    if not hasattr(broker, name):
+        pytest.skip("the cluster that STOKER_TEST_KAFKA names has no listener of ours")
+
+
 @pytest.fixture
 def secure_broker(broker: Any) -> Any:
     """The broker with its listener that asks for a login over TLS: one that we started has it."""
-    if not hasattr(broker, "secure_bootstrap"):
-        pytest.skip("the cluster that STOKER_TEST_KAFKA names has no listener of ours")
+    _needs_listener(broker, "secure_bootstrap")
     return broker
 
 
 @pytest.fixture
 def slow_broker(broker: Any) -> Iterator[Any]:
     """A proxy before the broker that holds back the answers it is told to; see `slow_broker`."""
-    if not hasattr(broker, "behind_port"):
-        pytest.skip("the cluster that STOKER_TEST_KAFKA names has no listener of ours")
+    _needs_listener(broker, "behind_port")
     with sys.modules["slow_broker"].SlowBroker(broker.before_port, broker.behind_port) as slow:
         yield slow
 
