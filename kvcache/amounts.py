@@ -11,11 +11,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from stoker.kvcache.units import unit_of
-
-
-def _words(text: str) -> list[str]:
-    return text.split()
-
+from stoker.kvcache.word_lists import set_of, words_of
 
 _MONTH_NAMES = (
     "jan january", "feb february", "mar march", "apr april", "may", "jun june", "jul july",
@@ -32,12 +28,12 @@ _DAYS_SHORT = {
     )
     for short in shorts.split()
 }  # fmt: skip
-_DAYS_PLAIN = frozenset(_words("tue tues thu thur thurs fri weds"))  # no English words
-_BELOW_TWENTY = _words(
+_DAYS_PLAIN = set_of("tue tues thu thur thurs fri weds")  # no English words
+_BELOW_TWENTY = words_of(
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen "
     "fifteen sixteen seventeen eighteen nineteen"
 )
-_TENS = _words("twenty thirty forty fifty sixty seventy eighty ninety")
+_TENS = words_of("twenty thirty forty fifty sixty seventy eighty ninety")
 _SMALL = {word: number for number, word in enumerate(_BELOW_TWENTY)} | {
     word: 10 * number for number, word in enumerate(_TENS, start=2)
 }
@@ -51,14 +47,14 @@ _MULTIPLES = {
 }  # fmt: skip
 # "A new one", "at once": amounts only before a unit.
 _NUMBER_PRONOUNS = frozenset(("one", "once", "half", "double"))
-_ORDINAL_WORDS = _words(
+_ORDINAL_WORDS = words_of(
     "first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth"
 )
 ORDINALS = {word: number for number, word in enumerate(_ORDINAL_WORDS, start=1)} | {"last": -1}
 _ROMAN = {
     numeral: str(number)
     for number, numeral in enumerate(
-        _words("i ii iii iv v vi vii viii ix x xi xii xiii xiv xv xvi xvii xviii xix xx"), start=1
+        words_of("i ii iii iv v vi vii viii ix x xi xii xiii xiv xv xvi xvii xviii xix xx"), start=1
     )
 }
 _ROMAN_WORDS = frozenset(("i", "v", "x", "vi", "xi", "xv", "xx"))  # words or names, too

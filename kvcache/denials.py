@@ -9,16 +9,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from stoker.kvcache.word_lists import set_of
 
-def _set_of(words: str) -> frozenset[str]:
-    return frozenset(words.split())
-
-
-_CONTRACTED = _set_of(
+_CONTRACTED = set_of(
     "cannot cant dont doesnt didnt wont isnt arent wasnt werent havent hasnt hadnt shouldnt "
     "wouldnt couldnt aint"
 )
-_NEGATIONS = _CONTRACTED | _set_of(
+_NEGATIONS = _CONTRACTED | set_of(
     "not no never none nobody nothing neither nor without unable except "
     "nicht nichts kein keine keinen keiner keinem nie niemals ohne ne pas jamais sans aucun aucune "
     "rien sin nunca jamás ningún ninguna nada tampoco senza non nessun nessuno mai niente nao não "
@@ -28,23 +25,23 @@ _NEGATIONS = _CONTRACTED | _set_of(
     "नहीं मत बिना 不 没 沒 無 无 勿 ない ません なし なく 안 못 않는 없이 없는 ไม่"
 )
 # What holds for some and not for the rest: as telling as a negation where only one says it.
-_RESTRICTIONS = _set_of(
+_RESTRICTIONS = set_of(
     "only solely exclusively merely unless besides instead hardly barely scarcely rarely seldom"
 )
 # Deeds that are denied: "fails to load", "lack of sleep".
-_DENIED_DEEDS = _set_of(
+_DENIED_DEEDS = set_of(
     "fail fails failed failing refuse refuses refused refusing lack lacks lacking absence unwilling"
 )
-AUXILIARIES = _set_of(
+AUXILIARIES = set_of(
     "do does did is are was were am can could will would shall should may might must have has had"
 )
-ASKING = _set_of("what which who whom whose when where why how")
-_CLAUSES_BEGIN = ASKING | _set_of(
+ASKING = set_of("what which who whom whose when where why how")
+_CLAUSES_BEGIN = ASKING | set_of(
     "and but or nor if because while unless although though since until till before after that so "
     "than then instead"
 )
-_SUBJECTS = _set_of("that who which what")
-_PAIRS_BEGIN = _set_of("between both")  # "between a and b": that "and" begins nothing
+_SUBJECTS = set_of("that who which what")
+_PAIRS_BEGIN = set_of("between both")  # "between a and b": that "and" begins nothing
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -30,14 +30,10 @@ from stoker.kvcache.denials import (
     is_restriction,
 )
 from stoker.kvcache.units import plain_word, readings_of, rounded, unit_of
-
-
-def _set_of(words: str) -> frozenset[str]:
-    return frozenset(words.split())
-
+from stoker.kvcache.word_lists import set_of
 
 # Words that carry no topic. Kept small: a word missing here only makes a guard stricter.
-STOPWORDS = _set_of(
+STOPWORDS = set_of(
     "a an the this that these those it its is are was were be been being am do does did done "
     "have has had i me my mine we us our you your he she they them their of to in on at by for "
     "with from into onto as and or but if then so than too very can could shall should will "
@@ -46,13 +42,13 @@ STOPWORDS = _set_of(
     "hi hello hey thanks thank help s t re ve ll d m im ive id"
 )
 _LANGUAGE_WORDS: dict[str, frozenset[str]] = {
-    "en": _set_of("the is are how what do does can my i to of in for and why when with"),
-    "de": _set_of("der die das ist sind wie was ich und mein nicht mit für den ein eine"),
-    "fr": _set_of("le la les est sont comment que je et mon ne pas avec pour un une des"),
-    "es": _set_of("el la los es son cómo como qué que yo y mi no con para un una por"),
-    "it": _set_of("il lo gli è sono come che io e mio non con per un una di della"),
-    "pt": _set_of("o os é são como que eu e meu não com para um uma do da"),
-    "nl": _set_of("de het is zijn hoe wat ik en mijn niet met voor een van"),
+    "en": set_of("the is are how what do does can my i to of in for and why when with"),
+    "de": set_of("der die das ist sind wie was ich und mein nicht mit für den ein eine"),
+    "fr": set_of("le la les est sont comment que je et mon ne pas avec pour un une des"),
+    "es": set_of("el la los es son cómo como qué que yo y mi no con para un una por"),
+    "it": set_of("il lo gli è sono come che io e mio non con per un una di della"),
+    "pt": set_of("o os é são como que eu e meu não com para um uma do da"),
+    "nl": set_of("de het is zijn hoe wat ik en mijn niet met voor een van"),
 }
 _SCRIPTS = (
     ("CJK", "han"), ("HIRAGANA", "kana"), ("KATAKANA", "kana"), ("HANGUL", "hangul"),
@@ -61,8 +57,8 @@ _SCRIPTS = (
 )  # fmt: skip
 # "first" and its like are orders, not amounts: kept apart so that "the 2nd" is not "2".
 ORDINAL = "ordinal"
-_WEEKDAYS = _set_of("monday tuesday wednesday thursday friday saturday sunday")
-_RELATIVE_DAYS = _set_of(
+_WEEKDAYS = set_of("monday tuesday wednesday thursday friday saturday sunday")
+_RELATIVE_DAYS = set_of(
     "today yesterday tomorrow tonight weekend weekday weekly daily monthly yearly annually "
     "quarterly hourly"
 )
@@ -94,15 +90,15 @@ _LETTERS_ALONE = frozenset("bcfghjklpqvx")
 # Of those, what may stand for itself by its place ("vitamin a", "replace a with b"). What is left
 # of contractions ("what s"), of chat ("r u"), or joins words in other languages does not.
 _LETTERS_PLACED = frozenset("adeiwz")
-_AFTER_THINGS = _set_of(
+_AFTER_THINGS = set_of(
     "with by to from for into in on at of and or nor than then is are as if vs versus minus plus "
     "times over under between"
 )
 COMPARISONS = frozenset(("<", ">", "=", "≤", "≥", "≠", "<=", ">=", "==", "!=", "<>"))
 _OPERATORS = COMPARISONS | frozenset("+-*/^~±×÷")
 _SPACE = re.compile(r"\s+")
-_BEING = _set_of("is are was were be been being get got gets")
-_ROLE_WORDS = _set_of("from to into onto than before after by over under between via")
+_BEING = set_of("is are was were be been being get got gets")
+_ROLE_WORDS = set_of("from to into onto than before after by over under between via")
 
 
 Amount = tuple[Fraction, str]  # in the base unit, and that

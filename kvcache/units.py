@@ -11,10 +11,7 @@ import functools
 from fractions import Fraction
 from typing import Any
 
-
-def _set_of(words: str) -> frozenset[str]:
-    return frozenset(words.split())
-
+from stoker.kvcache.word_lists import set_of
 
 Reading = tuple[str, Fraction, Fraction]  # base unit, factor, offset
 
@@ -64,7 +61,7 @@ _MEANINGS: dict[str, tuple[str, tuple[tuple[str, int] | str, ...]]] = {
 }  # fmt: skip
 _CASE_TELLS = frozenset(("kb", "mb", "gb"))  # "MB" is megabytes
 # Words after a number that pint takes for units ("5 in each", "2 a day") but rarely are.
-_NEVER = _set_of(
+_NEVER = set_of(
     "a an are as at in is it to of on or and the do be by per me my us we u t h i if for so "
     "days_ago nor no not than then times time st nd rd th am pm hi can may will has had did "
     "all any our your his her its about some get got use help "
