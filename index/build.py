@@ -19,6 +19,7 @@ import structlog
 from numpy.typing import NDArray
 
 from stoker.errors import CorruptError, InputError
+from stoker.index.arguments import as_array, checked_heat, checked_threads, whole_number
 from stoker.index.equal_rows import first_of_equals, with_equals
 from stoker.index.exact import refuse_unusable, unit_rows
 from stoker.index.failed_write import let_go
@@ -48,7 +49,7 @@ def check_vectors(vectors: Any) -> NDArray[Any]:
         InputError: wrong shape or kind, a dimension outside 1 to 4,096, or a value that is not
             finite or too long for its squared length to be (the first such row is named).
     """
-    array = vectors if isinstance(vectors, np.ndarray) else np.asarray(vectors)
+    array = as_array(vectors, "vectors")
     if array.ndim != 2:
         raise InputError(f"vectors: expected shape (n, dim), found {array.shape}")
     count, dim = array.shape
@@ -72,15 +73,11 @@ def heat_by_row(heat: Mapping[Any, float] | None, ids: NDArray[Any]) -> NDArray[
     Raises:
         InputError: a weight is negative or not finite.
     """
-    if not heat:
+    if heat is None or not checked_heat(heat):
         return None
     rows = {row_id: i for i, row_id in enumerate(ids.tolist())}
     weights = np.zeros(len(ids), np.float32)
     for key, weight in heat.items():
-        if not (np.isfinite(weight) and weight >= 0):
-            raise InputError(
-                f"heat[{key!r}]: expected a finite weight of 0 or more, found {weight}"
-            )
         row = rows.get(key)
         if row is not None:
             weights[row] = weight
@@ -120,12 +117,14 @@ def build_segment(
         InputError: see `check_vectors` and `ids.normalize_ids`; or ``path`` exists.
         NoRoom: the graph did not fit the disk; nothing is left of it.
     """
-    if metric not in METRICS:
+    if not isinstance(metric, str) or metric not in METRICS:
         raise InputError(f"metric: expected one of {', '.join(METRICS)}, found {metric!r}")
+    m, ef_construction = whole_number(m, "m"), whole_number(ef_construction, "ef_construction")
     if not 2 <= m <= 128:
         raise InputError(f"m: expected 2 to 128, found {m}")
     if not 4 <= ef_construction <= 10_000:
         raise InputError(f"ef_construction: expected 4 to 10000, found {ef_construction}")
+    threads = checked_threads(threads)
     target = Path(path)
     if target.exists():
         raise InputError(f"{target}: exists already; a segment is never overwritten")

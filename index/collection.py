@@ -26,6 +26,13 @@ from numpy.typing import NDArray
 
 from stoker.errors import CapacityError, InputError
 from stoker.index.answer import Question, answer
+from stoker.index.arguments import (
+    as_array,
+    byte_count,
+    listed,
+    real_number,
+    whole_number,
+)
 from stoker.index.delta import Key
 from stoker.index.document_values import (
     DEFAULT_TENANT,
@@ -96,7 +103,7 @@ class Collection:
         self.path = Path(path)
         self.mode: Mode = mode
         self._settings = settings or IndexSettings()
-        if mode not in ("r", "rw"):
+        if not isinstance(mode, str) or mode not in ("r", "rw"):
             raise InputError(f"mode: expected 'r' or 'rw', found {mode!r}")
         if not self.path.is_dir():
             raise InputError(f"{self.path}: no such folder; `stoker index` builds one")
@@ -104,7 +111,11 @@ class Collection:
             self.path,
             mode,
             engine=engine or NativeEngine(apart=True),
-            memory_bytes=self._settings.memory_bytes if memory_bytes is None else memory_bytes,
+            memory_bytes=(
+                self._settings.memory_bytes
+                if memory_bytes is None
+                else byte_count(memory_bytes, "memory_bytes")
+            ),
             settings=self._settings,
         )
         self._units = UnitNumbers()
@@ -148,19 +159,24 @@ class Collection:
                 found = direct.search(queries, k, ef, recall_target)
                 if found is not None:
                     return found
-        array = np.asarray(queries)
+        array = as_array(queries, "queries")
         single = array.ndim == 1
         checked = self._checked_vectors(array[None] if single else array, "queries")
-        if not isinstance(k, int | np.integer) or not 1 <= k <= K_MAX:
+        if isinstance(k, bool) or not isinstance(k, int | np.integer) or not 1 <= k <= K_MAX:
             raise InputError(f"k: expected 1 to {K_MAX}, found {k!r}")
-        if deadline_ms is not None and not deadline_ms >= 0:
-            raise InputError(f"deadline_ms: expected 0 or more, found {deadline_ms}")
+        deadline_s = None
+        if deadline_ms is not None:
+            deadline_s = real_number(deadline_ms, "deadline_ms") / 1000
+            if deadline_s < 0:
+                raise InputError(f"deadline_ms: expected 0 or more, found {deadline_ms}")
         question = Question(
             queries=checked,
             k=int(k),
-            ef=ef,
-            recall_target=recall_target,
-            deadline_s=None if deadline_ms is None else deadline_ms / 1000,
+            ef=None if ef is None else whole_number(ef, "ef"),
+            recall_target=(
+                None if recall_target is None else real_number(recall_target, "recall_target")
+            ),
+            deadline_s=deadline_s,
             node=None if filter is None else parse_filter(filter),
         )
         serving = self._serving
@@ -188,7 +204,8 @@ class Collection:
         self, ids: Sequence[DocumentId], tenant: str = DEFAULT_TENANT
     ) -> list[Document | None]:
         """Return text and metadata of each id; None where no document was stored under it."""
-        checked = [check_id(document_id, f"ids[{i}]") for i, document_id in enumerate(ids)]
+        named = enumerate(listed(ids, "ids"))
+        checked = [check_id(document_id, f"ids[{i}]") for i, document_id in named]
         with self._serving.taken():
             if self._serving.store is None:
                 return [None] * len(checked)
@@ -198,7 +215,8 @@ class Collection:
         self, ids: Sequence[DocumentId], tenant: str = DEFAULT_TENANT
     ) -> NDArray[np.bool_]:
         """Return bool, shape (n,): which ids are live, with or without a stored document."""
-        keys: list[Key] = [(tenant, check_id(value, f"ids[{i}]")) for i, value in enumerate(ids)]
+        named = enumerate(listed(ids, "ids"))
+        keys: list[Key] = [(tenant, check_id(value, f"ids[{i}]")) for i, value in named]
         found = np.zeros(len(keys), dtype=np.bool_)
         with self._serving.taken() as view:
             found |= np.array([view.delta.row_of(key) is not None for key in keys], dtype=np.bool_)
@@ -241,8 +259,10 @@ class Collection:
         """
         store = self._writable()
         check_tenant(tenant)
-        array = self._checked_vectors(np.asarray(vectors), "vectors")
-        checked = self._checked_ids(ids)
+        array = self._checked_vectors(as_array(vectors, "vectors"), "vectors")
+        checked = self._checked_ids(listed(ids, "ids"))
+        texts = None if texts is None else listed(texts, "texts")
+        metadata = None if metadata is None else listed(metadata, "metadata")
         for name, given in (("vectors", array), ("texts", texts), ("metadata", metadata)):
             if given is not None and len(given) != len(checked):
                 raise InputError(f"{name}: expected {len(checked)}, one per id, found {len(given)}")
@@ -273,7 +293,7 @@ class Collection:
         """
         store = self._writable()
         check_tenant(tenant)
-        checked = self._checked_ids(ids)
+        checked = self._checked_ids(listed(ids, "ids", ordered=False))
         if not checked:
             return store.change_offset
         return self._write(
@@ -301,8 +321,7 @@ class Collection:
             raise InputError(f"{self.path}: opened for reading; mode 'rw' can change it")
         return self._serving.store
 
-    def _checked_ids(self, ids: Sequence[DocumentId] | NDArray[Any]) -> list[DocumentId]:
-        values = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
+    def _checked_ids(self, values: list[Any]) -> list[DocumentId]:
         checked = [check_id(value, f"ids[{i}]") for i, value in enumerate(values)]
         settled = self._serving.settled_id_kind
         for i, value in enumerate(checked):

@@ -138,14 +138,15 @@ def collection_around(
         DocumentStore.create(temporary / DOCUMENTS_NAME, dim=found.dim)
         offset = 0
         entry = found.segments[0]
-        if documents is not None:
-            store = DocumentStore.open(temporary / DOCUMENTS_NAME, dim=found.dim, writable=True)
-            try:
+        store = DocumentStore.open(temporary / DOCUMENTS_NAME, dim=found.dim, writable=True)
+        try:
+            if documents is not None:
                 documents(store)
                 offset = store.change_offset
+            if entry.count:
                 _write_filters(folder, entry, store, found.id_kind or "int")
-            finally:
-                store.close()
+        finally:
+            store.close()
         entry = dataclasses.replace(entry, sealed_offset=offset)
         generation = dataclasses.replace(
             found,

@@ -60,7 +60,10 @@ class DirectSearch:
         None comes back where the queries are no float32 array of this dimension or not finite, such
         a search was never done before, the ids are not in memory, or the segment was closed.
         """
-        known = self._segment.known.get((k, ef, recall_target))
+        try:
+            known = self._segment.known.get((k, ef, recall_target))
+        except TypeError:  # A list, say, which no key can hold.
+            return None
         if (
             known is None
             or not known.direct

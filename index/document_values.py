@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -84,6 +84,8 @@ def check_names(ids: Any) -> None:
     """
     if isinstance(ids, np.ndarray) and ids.dtype.kind in "iu":
         return
+    if not isinstance(ids, Iterable):
+        raise InputError(f"ids: expected a list, found one {type(ids).__name__}")
     for number, value in enumerate(ids):
         if isinstance(value, str):
             check_id(value, f"ids: entry {number}")

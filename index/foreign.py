@@ -17,6 +17,7 @@ import structlog
 from numpy.typing import NDArray
 
 from stoker.errors import InputError
+from stoker.index.arguments import checked_threads
 from stoker.index.collection_build import M_MAX, M_MIN, Progress, collection_around
 from stoker.index.document_values import DEFAULT_TENANT, Change, DocumentId, check_names
 from stoker.index.documents import DocumentStore
@@ -227,6 +228,7 @@ def import_foreign(
     from stoker.index.ids import normalize_ids
     from stoker.index.seal import BuildReport, seal_graph
 
+    threads = checked_threads(threads)
     chosen = metric or foreign.metric
     if chosen is None:
         raise InputError(

@@ -150,6 +150,10 @@ class Hits(Summarized):
     def __len__(self) -> int:
         return len(self.ids)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # What the summary would be computed from belongs to the open index and cannot travel.
+        return Hits, (self.ids, self.scores, self.summary, None, self._single)
+
     def __repr__(self) -> str:
         columns = ", ".join(
             f"{field.name}={self._column(field.name)!r}" for field in dataclasses.fields(Summary)

@@ -8,11 +8,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.errors import InputError
+from stoker.index.arguments import byte_count, checked_heat, real_number
 from stoker.index.build import BuildReport
 from stoker.index.collection import Collection
 from stoker.index.collection_build import Progress, build_collection
@@ -85,6 +87,9 @@ class Index:
     ) -> Hits:
         """Find the ``k`` nearest documents of one query, or of each in a batch.
 
+        Documents of every tenant are found, unless the filter says ``{"tenant": NAME}``: an id may
+        then come once for each tenant that has it.
+
         Args:
             query: float32, shape (dim,) or (nq, dim), finite.
             k: 1 to 1,000.
@@ -130,14 +135,23 @@ class Index:
 
         Returns:
             The receipt: planned, loaded, skipped and why, as read back from the page pool.
+
+        Raises:
+            InputError: a weight, a budget or a deadline is no number, or below 0.
         """
+        if budget_bytes is not None:
+            budget_bytes = byte_count(budget_bytes, "budget_bytes")
+        if deadline_s is not None:
+            deadline_s = real_number(deadline_s, "deadline_s")
+            if deadline_s < 0:
+                raise InputError(f"deadline_s: expected 0 or more, found {deadline_s}")
         loaded = WarmSet()
         receipt = run_warm(
             self._source,
             _content_keys(heat),
             budget_bytes=budget_bytes,
             deadline_s=deadline_s,
-            coverage=Coverage(unseen_ratio),
+            coverage=Coverage(real_number(unseen_ratio, "unseen_ratio")),
             control=control,
             loaded=loaded,
         )
@@ -209,6 +223,12 @@ class Index:
         """Close; searches under way end first. A second call does nothing."""
         self._collection.close()
 
+    def __repr__(self) -> str:
+        return (
+            f"<stoker.Index {str(self._collection.path)!r}: {self.count} documents of {self.dim} "
+            f"dimensions, {self.metric}>"
+        )
+
     def __enter__(self) -> Index:
         return self
 
@@ -271,7 +291,8 @@ def open(
 
     Args:
         path: What `build` made, or a bare segment's folder.
-        memory_bytes: Budget for pages; None means room for all of them.
+        memory_bytes: Budget for pages; None takes the settings', which is 0, and 0 means room for
+            all of them.
         mode: "r", or "rw" to change it too (one process at a time).
         settings: Settings of the index room; None means the defaults.
 
@@ -284,13 +305,12 @@ def open(
 
 def _content_keys(heat: Mapping[Any, float] | None) -> dict[ContentKey, float]:
     """Heat by (tenant, id), which is how the planner and the index talk about it."""
-    if not heat:
+    if heat is None or not checked_heat(heat):
         return {}
     keys: dict[ContentKey, float] = {}
     for key, weight in heat.items():
-        if isinstance(key, tuple):
-            keys[cast(ContentKey, key)] = float(weight)
-        else:
-            name = int(key) if isinstance(key, np.integer) else key
-            keys[_DEFAULT_TENANT, str(name)] = float(weight)
+        tenant, name = key if isinstance(key, tuple) and len(key) == 2 else (_DEFAULT_TENANT, key)
+        if isinstance(name, bool) or not isinstance(name, int | str | np.integer):
+            raise InputError(f"heat: expected an id, or (tenant, id), found {key!r:.80}")
+        keys[tenant, str(name)] = float(weight)
     return keys

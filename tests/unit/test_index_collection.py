@@ -80,7 +80,7 @@ def vectors(count: int, seed: int = 0) -> np.ndarray:
         ({"k": 1001}, "k: expected 1 to 1000, found 1001"),
         ({"k": 1.5}, "k: expected"),
         ({"deadline_ms": -1}, "deadline_ms: expected 0 or more"),
-        ({"deadline_ms": float("nan")}, "deadline_ms: expected 0 or more"),
+        ({"deadline_ms": float("nan")}, "deadline_ms: expected a number"),
         ({"filter": {"a": None}}, "filter.a"),
     ],
 )
