@@ -107,6 +107,9 @@ class ChosenWalk(NamedTuple):
         recall: What such walks were found to do.
         near: The narrower walk that comes first, if one does.
         spread: Mean squared distance of the rows from their centre.
+        near_from: `nearness` from which on ``near_mean`` counts.
+        near_mean: Calibrated recall of near queries by the walk that they end with; 0 where none is
+            known.
     """
 
     width: int
@@ -114,6 +117,8 @@ class ChosenWalk(NamedTuple):
     recall: WalkRecall
     near: NearWalk | None
     spread: float
+    near_from: float = 0.0
+    near_mean: float = 0.0
 
 
 def narrowest(
@@ -253,25 +258,42 @@ class RecallBounds:
         if ef is not None:
             known = calibration is not None and bool(calibration.entry_mean)
             recall = self.walk(ef, k, enters_widely=known and (entry_ef or 1) >= ef > 1)
-            return ChosenWalk(ef, entry_ef or 1, recall, None, self.spread)
+            return self._knowing_near(ChosenWalk(ef, entry_ef or 1, recall, None, self.spread), k)
         if calibration is None:
             width = max(64, 2 * k)
             return ChosenWalk(width, 1, self.walk(width, k), None, self.spread)
         measured, widely = narrowest(calibration, self._bits, wanted=wanted, sure=sure)
         width = max(math.ceil(measured * max(k / calibration.k, 1.0)), k)
-        return ChosenWalk(
+        chosen = ChosenWalk(
             width,
             width if widely else 1,
             self.walk(width, k, enters_widely=widely),
             self.near_walk(wanted=wanted, width=width, k=k),
             self.spread,
         )
+        return self._knowing_near(chosen, k)
 
     def nearness(
         self, best: NDArray[np.floating], queries: NDArray[np.float32]
     ) -> NDArray[np.float64]:
         """How near queries lie to the best rows of their answers; see `nearness`."""
         return nearness(best, queries, metric=self._metric, centre=self._centre, spread=self.spread)
+
+    def _knowing_near(self, walk: ChosenWalk, k: int) -> ChosenWalk:
+        """Add what near queries are known to find by the walk that they end with.
+
+        Where that enters the bottom widely they find no less than was measured of others.
+        """
+        calibration = self._calibration
+        means = calibration.near_by_width(self._bits)[0] if calibration else ()
+        if calibration is None or not means:
+            return walk
+        width = walk.near.width if walk.near else walk.width
+        narrower = width / max(k / calibration.k, 1.0)
+        at = int(np.searchsorted(calibration.ef, narrower, "right")) - 1
+        if at < 0:
+            return walk
+        return walk._replace(near_from=calibration.near_from, near_mean=means[at])
 
     def near_walk(self, *, wanted: float, width: int, k: int) -> NearWalk | None:
         """The narrower walk that is enough for near queries; see `near_walk`."""

@@ -15,8 +15,9 @@ EXACT_TARGET: Final = 0.99
 # How much further from perfect than the target one query may expect to be without reading.
 _RERANK_SLACK: Final = 1.4
 # And how much further while earlier queries have been so much surer that the mean holds all the
-# same.
-_RERANK_CEILING: Final = 3.0
+# same: about what a full bucket gives to one. A lower bound had one query in a hundred read where the
+# mean held without.
+_RERANK_CEILING: Final = 6.0
 # The re-rank's share of what the target may lose, the rest being the walk's, by the bits of the
 # codes that walks compare, where a caller chose the width. After coarse ones a query settles its
 # answer by reads, each as long as a narrow walk: then a wider one costs less.
@@ -82,6 +83,8 @@ def plan_search(
             # No one query may lack much more than the mean of them.
             slack *= max(left, least) / RERANK_SHARE_MIN
         share = min(max(left, least), share)
+    # Near queries lose less on the walk: what it leaves of what they may lose is the re-rank's.
+    near_share = 1.0 - (1.0 - walk.near_mean) / max(1.0 - target, 1e-9)
     options = {
         "ef": walk.width,
         "entry_ef": walk.entry_width,
@@ -95,12 +98,14 @@ def plan_search(
         "beam": settings.beam,
         "normalize": normalize,
     }
-    if walk.near is not None:
+    if walk.near_mean > 0:
         options |= {
-            "near_ef": walk.near.width,
-            "near_from": walk.near.near_from,
+            "near_from": walk.near_from,
+            "near_mean_loss": max(near_share, share) * (1.0 - target) / lost,
             "spread": walk.spread,
         }
+    if walk.near is not None:
+        options["near_ef"] = walk.near.width
     return options
 
 

@@ -414,7 +414,7 @@ void bind_segment(nb::module_& m) {
           [](SearchOptions* self, std::uint32_t k, std::uint32_t ef, float rerank_target, float mean_loss,
              float loss_ceiling, std::uint32_t rerank_reads_max, bool read_vectors,
              std::uint32_t beam, bool normalize, std::uint32_t near_ef, float near_from,
-             float spread, std::uint32_t entry_ef) {
+             float spread, std::uint32_t entry_ef, float near_mean_loss) {
             new (self) SearchOptions();
             self->params.k = k;
             self->params.ef = ef;
@@ -429,11 +429,12 @@ void bind_segment(nb::module_& m) {
             self->params.near_from = near_from;
             self->params.spread = spread;
             self->params.entry_ef = entry_ef;
+            self->params.near_mean_loss = near_mean_loss;
           },
           nb::kw_only(), "k"_a, "ef"_a, "rerank_target"_a, "mean_loss"_a, "loss_ceiling"_a,
           "rerank_reads_max"_a, "read_vectors"_a, "beam"_a, "normalize"_a,
           "near_ef"_a = 0, "near_from"_a = 0.0f, "spread"_a = 0.0f,
-          "entry_ef"_a = 1)
+          "entry_ef"_a = 1, "near_mean_loss"_a = 0.0f)
       .def_prop_ro("mean_loss", [](const SearchOptions& self) { return self.params.mean_loss; });
   nb::class_<Facts>(m, "Facts", "What the searches of a batch say of themselves.")
       .def("columns", &Facts::columns,

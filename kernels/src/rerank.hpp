@@ -129,9 +129,13 @@ class Rerank {
 
  private:
   double loss_max() const;
-  void want_planes(Grade grade);
+  Grade step_grade() const;
+  template <typename Want>
+  void want_doubtful(Grade grade, const Want& want);
+  void want_planes();
+  void want_doubtful_vectors();
   void want_vectors();
-  void take_planes(const PinnedPages& got, std::size_t first, Grade grade);
+  void take_planes(const PinnedPages& got, std::size_t first);
   void take_vectors(const PinnedPages& got, std::size_t first);
   void missed(PageStatus status);
   void sort_and_judge();
@@ -150,6 +154,7 @@ class Rerank {
   FullVectors vectors_;
   std::size_t code_bytes_;  // of a 4-bit code
   std::size_t blocks_;
+  bool settles_by_vectors_; // what is in doubt, at first
   float l2_factor_;         // 0 for inner product, 1 for l2: weight of |x - centre|^2
   float dot_factor_;        // -1 or -2
 };

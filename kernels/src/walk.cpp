@@ -112,6 +112,9 @@ void Walk::run(const float* query) {
     if (!stats_.narrow) widely ? enter_widely() : begin_anew();
   }
   if (!stats_.narrow) walk_level(0, ef, true);
+  if (params_.near_mean_loss > 0 && !filtered_ && (tries ? stats_.narrow : is_near())) {
+    params_.mean_loss = params_.near_mean_loss;
+  }
   if (filtered_) widen(ef);
   forget_visited();
   settling_.list.swap((filtered_ ? s_.allowed : s_.nearest).items());

@@ -134,6 +134,29 @@ struct Fixture {
     std::remove(folder.c_str());
   }
 
+  std::uint64_t evict_all(StoreId store) {
+    std::vector<PageNumber> pages(pool.view(store).page_count);
+    std::iota(pages.begin(), pages.end(), 0u);
+    return pool.evict(store, pages.data(), pages.size());
+  }
+
+  // Lets go what settles answers.
+  void forget_forms() {
+    if (layout.walk_coarse) evict_all(layout.codes.store);
+    evict_all(layout.refine.store);
+    evict_all(layout.vectors.store);
+  }
+
+  // Brings what walks need into memory, and nothing of what settles answers.
+  void load_walked() {
+    for (const StoreId store :
+         {layout.links, layout.walk_coarse ? layout.coarse.store : layout.codes.store}) {
+      std::vector<PageNumber> pages(pool.view(store).page_count);
+      std::iota(pages.begin(), pages.end(), 0u);
+      CHECK_EQ(pool.load(store, pages.data(), pages.size(), {}).pages_failed, 0u);
+    }
+  }
+
   static std::vector<float> make(std::size_t n, std::size_t dim, std::mt19937& rng) {
     std::normal_distribution<float> normal;
     std::vector<float> out(n * dim);

@@ -60,29 +60,6 @@ std::vector<Answer> ask_all(Searcher& searcher, const std::vector<float>& querie
   return std::move(kept.answers);
 }
 
-std::uint64_t evict_all(PagePool& pool, StoreId store) {
-  const PagePool::View view = pool.view(store);
-  std::vector<PageNumber> pages(view.page_count);
-  std::iota(pages.begin(), pages.end(), 0u);
-  return pool.evict(store, pages.data(), pages.size());
-}
-
-// What walks need is in memory, and nothing of what settles answers.
-void load_walked(Fixture& f) {
-  for (const StoreId store :
-       {f.layout.links, f.layout.walk_coarse ? f.layout.coarse.store : f.layout.codes.store}) {
-    std::vector<PageNumber> pages(f.pool.view(store).page_count);
-    std::iota(pages.begin(), pages.end(), 0u);
-    CHECK_EQ(f.pool.load(store, pages.data(), pages.size(), {}).pages_failed, 0u);
-  }
-}
-
-void forget_forms(Fixture& f) {
-  if (f.layout.walk_coarse) evict_all(f.pool, f.layout.codes.store);
-  evict_all(f.pool, f.layout.refine.store);
-  evict_all(f.pool, f.layout.vectors.store);
-}
-
 // A target that no code is sure of: every query reads vectors.
 SearchParams reads_all(std::uint32_t ef) {
   SearchParams params;
@@ -105,7 +82,7 @@ void batches_answer_like_singles(bool l2, bool coarse, bool vectors, IoBackend b
   std::vector<std::uint8_t> allow((f.n + 7) / 8, 0xB7);
   std::uint64_t alone = 0;
   std::uint64_t together = 0;
-  load_walked(f);
+  f.load_walked();
   for (int round = 0; round < 24; ++round) {
     params.k = round % 2 == 0 ? 10 : 3;
     params.allow = round % 3 == 0 ? allow.data() : nullptr;
@@ -114,7 +91,7 @@ void batches_answer_like_singles(bool l2, bool coarse, bool vectors, IoBackend b
     const auto queries = Fixture::make(3, f.dim, rng);
     std::vector<Answer> singles;
     for (std::size_t i = 0; i < 3; ++i) {
-      forget_forms(f);
+      f.forget_forms();
       Answer one;
       one.rows.resize(params.k);
       one.scores.resize(params.k);
@@ -122,7 +99,7 @@ void batches_answer_like_singles(bool l2, bool coarse, bool vectors, IoBackend b
                                   one.scores.data());
       singles.push_back(one);
     }
-    forget_forms(f);
+    f.forget_forms();
     const std::uint64_t before = f.pool.stats().demand_bytes;
     const std::vector<Answer> batch = ask_all(searcher, queries, f.dim, params);
     std::uint64_t read = 0;
@@ -208,7 +185,7 @@ void failing_reads_cost_completeness(unsigned error_percent, unsigned flip_perce
   Searcher searcher(f.pool, f.layout, f.quantizer);
   SearchParams params = reads_all(40);
   const auto queries = Fixture::make(120, f.dim, rng);
-  load_walked(f);
+  f.load_walked();
   std::uint64_t damaged = 0;
   {
     Faults faults;
@@ -224,7 +201,7 @@ void failing_reads_cost_completeness(unsigned error_percent, unsigned flip_perce
   f.pool.check();
   for (const StoreId store : {f.layout.codes.store, f.layout.refine.store, f.layout.vectors.store}) {
     const std::uint64_t resident = f.pool.store_stats(store).resident;
-    CHECK_EQ(evict_all(f.pool, store), resident);
+    CHECK_EQ(f.evict_all(store), resident);
   }
 }
 
@@ -236,7 +213,7 @@ void a_deadline_ends_flights(IoBackend backend) {
   Searcher searcher(f.pool, f.layout, f.quantizer);
   SearchParams params = reads_all(40);
   const auto queries = Fixture::make(40, f.dim, rng);
-  load_walked(f);
+  f.load_walked();
   Faults faults;
   faults.delay_us = 300'000;
   params.deadline = Clock::now() + std::chrono::milliseconds(20);
@@ -263,7 +240,7 @@ void abandoned_batches_leave_nothing(IoBackend backend) {
     }
   } throwing;
   for (int round = 0; round < 6; ++round) {
-    forget_forms(f);
+    f.forget_forms();
     Faults faults;
     faults.delay_us = 3000;
     std::vector<float> scores(40 * params.k);
@@ -294,7 +271,7 @@ void few_wait_at_once(IoBackend backend) {
   Searcher searcher(f.pool, f.layout, f.quantizer);
   SearchParams params = reads_all(60);
   params.rerank_reads_max = 4;
-  load_walked(f);
+  f.load_walked();
   struct Counted final : Searcher::Answers {
     void take(std::size_t, const std::uint32_t*, const QueryStats& stats) override {
       ++count;

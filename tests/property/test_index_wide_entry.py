@@ -91,7 +91,8 @@ def test_a_wide_entry_finds_queries_that_one_place_loses(
     lost = []
     with Segment.open(path, settings=IndexSettings(navigation_bits=bits)) as segment:
         for entry_ef in (None, 1, 64):
-            hits = segment.search(queries, 10, ef=64, entry_ef=entry_ef)
+            # Settled by vectors: else what one batch may lack depends on those before it.
+            hits = segment.search(queries, 10, ef=64, entry_ef=entry_ef, recall_target=0.99)
             recall = recall_of(segment.ids_at(hits.rows), want)
             assert (recall < hits.summary.recall_bound - 1e-6).mean() <= 0.05
             lost.append(int((recall < 0.5).sum()))

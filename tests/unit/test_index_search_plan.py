@@ -122,6 +122,37 @@ def test_where_all_has_room_the_re_rank_lets_off_what_the_walk_leaves_until_vect
         assert asked[0] == asked[1]
 
 
+@pytest.mark.parametrize("bits", [4, 2])
+@pytest.mark.parametrize("ef", [None, 64])
+def test_near_queries_may_lose_by_the_re_rank_what_their_walk_does_not(
+    bits: int, ef: int | None
+) -> None:
+    allowed, lost = 0.05, 1.0 if bits == 4 else 0.65
+    recall = WalkRecall(0.97, 0.0, 0.0, 0.0)
+    unknown = ChosenWalk(100, 1, recall, None, 0.0)
+    for near_mean in (0.0, 0.9, 0.97, 0.99, 0.999, 1.0):
+        options = plan_search(
+            IndexSettings(),
+            bits,
+            walk=unknown._replace(near_from=0.8, near_mean=near_mean),
+            k=10,
+            ef=ef,
+            recall_target=1 - allowed,
+            normalize=False,
+            whole_blocks=True,
+        )
+        if near_mean == 0:
+            assert "near_mean_loss" not in options
+            continue
+        near = options["near_mean_loss"]
+        assert near >= options["mean_loss"]
+        # No more than the walk leaves, or what any query may.
+        assert near * lost <= max(allowed - (1 - near_mean), options["mean_loss"] * lost) + 1e-12
+        assert options["near_from"] == 0.8 and "near_ef" not in options
+        if near_mean >= 0.99:
+            assert near * lost == pytest.approx(allowed - (1 - near_mean))
+
+
 def test_the_target_itself_is_asked_of_walks_only_where_the_re_rank_loses_nothing() -> None:
     settings = IndexSettings(recall_target=0.9)
     assert sure_of_walk(settings, None, holds_all=True) == 0.9

@@ -14,11 +14,17 @@ namespace stoker {
 // bucket (as ATM's leaky bucket, ITU-T I.371) whose tokens are expected loss, in units of the loss
 // that the mean allows. Over any run of n queries at about one target, those that were let off
 // lose at most n + kCreditMax units in all, so the mean stays within (1 + kCreditMax / n) times what
-// is allowed. Targets whose allowances differ by more than a factor of about 1.4 keep separate
+// is allowed. The first queries are such a run as any other, so the bucket is full at first: who
+// opens an index and asks 200 queries that lose less than is allowed waits for no read. Targets whose allowances differ by more than a factor of about 1.4 keep separate
 // buckets: a lenient caller earns nothing for a strict one. Thread-safe.
 class LossCredit {
  public:
   static constexpr double kCreditMax = 32;
+
+  LossCredit() noexcept {
+    for (std::atomic<double>& credit : credit_) credit.store(kCreditMax, std::memory_order_relaxed);
+  }
+
   // Of what is there, one query may take a fifth. To read costs much the same whatever it spares,
   // so the queries that expect to lose most should read; the bucket then settles at the level where
   // those that may take what they ask for lose in the mean what is allowed. Were all of it given to
@@ -67,7 +73,7 @@ class LossCredit {
     return credit_[at];
   }
 
-  std::array<std::atomic<double>, 32> credit_{};
+  std::array<std::atomic<double>, 32> credit_;
 };
 
 }  // namespace stoker

@@ -122,6 +122,9 @@ struct SearchParams {
   // reading while earlier ones have been that much surer. 0: every query stands alone.
   float mean_loss = 0;
   float loss_ceiling = 0;
+  // In place of `mean_loss` for a query that its whole walk finds near to what is stored, as above:
+  // such walks lose less, which leaves the re-rank more. 0: the same. Never with a filter.
+  float near_mean_loss = 0;
   std::uint32_t rerank_reads_max = 20;
   bool read_vectors = false;        // score the answer, and what is contested, by full vectors
   bool resident_only = false;       // read nothing at all
