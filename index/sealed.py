@@ -12,7 +12,7 @@ import fcntl
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
@@ -70,7 +70,9 @@ class OpenSegment(Protocol):
     def ids_at(self, rows: NDArray[np.int64]) -> NDArray[Any]: ...
     def rows_of(self, ids: Sequence[Any] | NDArray[Any]) -> NDArray[np.int64]: ...
     def vectors(self, rows: NDArray[np.int64]) -> NDArray[np.float32]: ...
-    def unit_batches(self, heat_by_row: NDArray[np.float32] | None) -> list[PageUnits]: ...
+    def unit_batches(
+        self, heat_by_row: NDArray[np.float32] | None, *, rest: Callable[[], None] = ...
+    ) -> list[PageUnits]: ...
     def load_units(
         self,
         kind: str,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -227,13 +228,19 @@ class SegmentPages:
             ranges = [(kind, first, self._files[kind].info.page_count - first)]
         return [entry for entry in ranges if entry[2] > 0]
 
-    def unit_batches(self, heat_by_row: NDArray[np.float32] | None = None) -> list[PageUnits]:
+    def unit_batches(
+        self,
+        heat_by_row: NDArray[np.float32] | None = None,
+        *,
+        rest: Callable[[], None] = lambda: None,
+    ) -> list[PageUnits]:
         """Every page by kind, the most useful first.
 
         Args:
             heat_by_row: float32, shape (count,), >= 0: demand that each row is expected to meet.
                 None (or all zero) means that nothing is known: pages then come in file order,
                 which is the order of heat and locality at sealing.
+            rest: Called between steps of the work; may wait, and lets others run.
 
         A page's benefit is the number of times that the expected demand looks at it. The walk
         looks at links and codes, half of them on the answer's own page and those beside it in the
@@ -253,6 +260,7 @@ class SegmentPages:
                 continue
             if known:
                 benefit = self._page_heat(kind, heat, count)
+                rest()
                 order = np.argsort(-benefit, kind="stable")
                 units, worth = order.astype(np.uint32), benefit[order].astype(np.float32)
             else:
@@ -266,6 +274,7 @@ class SegmentPages:
                     benefit=worth,
                 )
             )
+            rest()
         return batches
 
     def _page_heat(self, kind: str, heat: NDArray[np.float32], count: int) -> NDArray[np.float64]:

@@ -35,6 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import InputError
+from stoker.prefetch.pieces import Rest, no_rest
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -173,6 +174,7 @@ class RecentAccesses:
         unseen_ratio: float,
         asked: Bools,
         deleted_s: Floats,
+        rest: Rest = no_rest,
     ) -> Coverage:
         """Return F for a demand and its newest accesses; sorts the keys `SPANS` times.
 
@@ -183,6 +185,7 @@ class RecentAccesses:
             asked: Whether a key belongs to those that are asked about, bool, shape (keys,); of
                 keys outside the table that is not known: they count.
             deleted_s: When each key was last deleted: what came before is no access any more.
+            rest: Called between steps of the work.
         """
         left = np.where(asked, demand, 0.0)
         rounding = _ROUNDING * np.maximum(1.0, demand)
@@ -196,11 +199,13 @@ class RecentAccesses:
             known[known] = self.times_s[start:end][known] > deleted_s[numbers[known]]
             numbers, taken = numbers[known], weights[start:end][known]
             left -= np.bincount(numbers, weights=taken, minlength=len(left))
+            rest()
             places = _cells(np.where(asked & (left > rounding), left, 0.0))
             fallen = np.bincount(places[numbers[asked[numbers]]], minlength=CELLS + 1)
             fallen[CELLS] += outside
             cells += share * fallen
             share, end = share * _OLDER_RATIO, start
+            rest()
         if not cells.any():
             return Coverage(unseen_ratio)
         below = np.append(0.0, np.cumsum(cells))

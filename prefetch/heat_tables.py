@@ -7,7 +7,7 @@ whoever keeps a lock around the graph can give it up in between.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from stoker.prefetch.graph import EdgeTable
 from stoker.prefetch.heat_clock import NEVER, EventClock
 from stoker.prefetch.held_back import HeldBack
 from stoker.prefetch.pagerank import LooseEdges, pagerank
+from stoker.prefetch.pieces import Later, Rest, no_rest, steps
 from stoker.prefetch.protocols import ContentKey
 from stoker.prefetch.query_topics import QueryTopics
 from stoker.prefetch.rank_tracker import RankTracker, personalised_pagerank
@@ -36,6 +37,8 @@ Floats = NDArray[np.float64]
 
 # Edges go into the table in blocks of exactly so many, whatever batches the events came in.
 EDGE_BLOCK = 4096
+# Accesses whose decay is worked out between two rests: some 100 µs.
+_STEP_ACCESSES = 1024
 
 
 class HeatTables:
@@ -196,7 +199,7 @@ class HeatTables:
 
     def demand_later(
         self, now_s: float, tenant: str | None = None
-    ) -> Callable[[], dict[ContentKey, float]]:
+    ) -> Later[dict[ContentKey, float]]:
         """Read what `demand` needs; return the rest of its work, which asks nothing of the graph.
 
         The rest is nearly all of it, so whoever keeps a lock around the graph can give it up first.
@@ -206,15 +209,14 @@ class HeatTables:
         keys = self._keys.copy()
         lifted = {} if self.topics is None else self.topics.lift(now_s)
 
-        def rest() -> dict[ContentKey, float]:
-            named = [keys[i] for i in rows.tolist()]
-            demand = dict(zip(named, values[rows].tolist(), strict=True))
+        def later(rest: Rest = no_rest, /) -> dict[ContentKey, float]:
+            demand = _by_key(keys, rows, values[rows], rest)
             if not lifted:
                 return demand
             lift = {key: more for key, more in lifted.items() if key in demand}
             return blend(demand, lift, share=self.settings.topics_share)
 
-        return rest
+        return later
 
     def demand_of(self, key: ContentKey, now_s: float) -> float:
         """Return one key's decayed access count; of a key outside the table an estimate, not below.
@@ -249,55 +251,58 @@ class HeatTables:
         """
         return self.coverage_later(now_s, tenant)()
 
-    def coverage_later(self, now_s: float, tenant: str | None = None) -> Callable[[], Coverage]:
+    def coverage_later(self, now_s: float, tenant: str | None = None) -> Later[Coverage]:
         """Read what `coverage` needs and return the rest of its work; see `demand_later`."""
         rows, demand = self._rows(tenant), self._all_counts(now_s)
         now, recent = self._now(now_s), self._recent.copy()
         deleted_s = self._deleted[: len(self._keys)].copy()
         law = self._counts.law
 
-        def rest() -> Coverage:
+        def later(rest: Rest = no_rest, /) -> Coverage:
             asked = np.zeros(len(demand), dtype=bool)
             asked[rows] = True
+            weights = _worths(recent.amounts, now - recent.times_s, law, rest)
             return recent.coverage(
                 demand,
-                recent.amounts * law.weight(now - recent.times_s),
+                weights,
                 unseen_ratio=_unseen_ratio(demand[rows]),
                 asked=asked,
                 deleted_s=deleted_s,
+                rest=rest,
             )
 
-        return rest
+        return later
 
-    def held_back_later(self, now_s: float) -> Callable[[], list[HeldBack]]:
+    def held_back_later(self, now_s: float) -> Later[list[HeldBack]]:
         """Read the newest spans of accesses; see `held_back`, and `demand_later` for the rest."""
         total = float(self._all_counts(now_s).sum())
         now, recent = self._now(now_s), self._recent.copy()
         deleted_s = self._deleted[: len(self._keys)].copy()
         law, keys = self._counts.law, self._keys.copy()
 
-        def rest() -> list[HeldBack]:
+        def later(rest: Rest = no_rest, /) -> list[HeldBack]:
             found = []
             for start, end, weight in recent.spans(total):
                 numbers, times_s = recent.numbers[start:end], recent.times_s[start:end]
-                worth = recent.amounts[start:end] * law.weight(now - times_s)
+                worth = _worths(recent.amounts[start:end], now - times_s, law, rest)
                 known = numbers >= 0
                 outside = int(np.count_nonzero(~known))
                 known[known] = times_s[known] > deleted_s[numbers[known]]
                 rows, places = np.unique(numbers[known], return_inverse=True)
-                named = [keys[row] for row in rows.tolist()]
+                rest()
                 counts, taken = np.bincount(places), np.bincount(places, weights=worth[known])
                 found.append(
                     HeldBack(
-                        dict(zip(named, map(float, counts.tolist()), strict=True)),
-                        dict(zip(named, taken.tolist(), strict=True)),
+                        _by_key(keys, rows, counts.astype(np.float64), rest),
+                        _by_key(keys, rows, np.asarray(taken, np.float64), rest),
                         outside,
                         weight,
                     )
                 )
+                rest()
             return found
 
-        return rest
+        return later
 
     def accesses_since(self, time_s: float) -> Accesses:
         """Return the accesses later than a time, of the newest `KEPT_ACCESSES`; each counts one.
@@ -414,6 +419,25 @@ class HeatTables:
 def no_edges() -> tuple[Ints, Ints, Floats]:
     """Return empty tails, heads and times."""
     return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0)
+
+
+def _worths(amounts: Floats, ages_s: Floats, law: DecayLaw, rest: Rest) -> Floats:
+    """Return what is left of accesses of these amounts and ages, resting between steps."""
+    found = np.empty(len(amounts))
+    for step in steps(len(amounts), rest, size=_STEP_ACCESSES):
+        found[step] = amounts[step] * law.weight(ages_s[step])
+    return found
+
+
+def _by_key(
+    keys: Sequence[ContentKey], rows: Ints, values: Floats, rest: Rest
+) -> dict[ContentKey, float]:
+    """Return a value of each key of these rows, resting between steps."""
+    found: dict[ContentKey, float] = {}
+    for step in steps(len(rows), rest):
+        named = [keys[row] for row in rows[step].tolist()]
+        found.update(zip(named, values[step].tolist(), strict=True))
+    return found
 
 
 def _unseen_ratio(counts: Floats) -> float:

@@ -15,7 +15,7 @@ accesses is a span, so that half of them is left to plan by. Benefits must add u
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.prefetch.coverage_curve import CELLS, Coverage
+from stoker.prefetch.pieces import Rest, no_rest
 from stoker.prefetch.plan import benefit_sums, plan_warm, unit_benefit
 from stoker.prefetch.protocols import ContentKey, UnitBatch, WarmSource, units_offered
 
@@ -53,7 +54,7 @@ def unit_coverage(
     sources: Sequence[WarmSource],
     spans: Sequence[HeldBack],
     *,
-    rest: Callable[[], None] = lambda: None,
+    rest: Rest = no_rest,
 ) -> Coverage | None:
     """Return F over these units; None where no span fell on any of them.
 
@@ -64,16 +65,16 @@ def unit_coverage(
         rest: Called between two pieces of work, see `run_warm`.
     """
     offered = [batch for batch in batches if len(batch.units)]
-    places = _places(offered)
+    places = _places(offered, rest)
     starts = np.cumsum([0, *(len(batch.units) for batch in offered)]).tolist()
     left = np.concatenate([np.zeros(0), *(batch.benefit.astype(np.float64) for batch in offered)])
     total_bytes = sum(len(batch.units) * batch.unit_bytes for batch in offered)
     below, accesses = np.zeros(CELLS + 1), 0.0
     for span in spans:
-        _add(left, places, _asked(sources, span.taken, rest), -1.0)
+        _add(left, places, _asked(sources, span.taken, rest), -1.0, rest)
         before, came = np.maximum(left, 0.0), np.zeros(len(left))
         counted = _asked(sources, span.counts, rest)
-        _add(came, places, counted, 1.0)
+        _add(came, places, counted, 1.0, rest)
         looks = float(came.sum())
         known = sum(span.counts.values())
         if not known or looks <= 0.0 or not before.any():
@@ -90,12 +91,14 @@ def unit_coverage(
             ],
             budget_bytes=None,
             round_bytes=max(1, total_bytes // CELLS),
+            rest=rest,
         )
         rest()
         means = unit_benefit(counted, benefit_sums(counted))
         rows = np.concatenate([step.units for step in plan.steps])
         lengths = [len(step.units) for step in plan.steps]
         first = np.cumsum([0, *lengths[:-1]])
+        rest()
         held = _rising(np.add.reduceat(before[rows], first))
         served = _rising(np.add.reduceat(came[rows], first))
         anywhere = _rising(
@@ -104,6 +107,7 @@ def unit_coverage(
                 for step, length in zip(plan.steps, lengths, strict=True)
             ]
         )
+        rest()
         shares = held / max(float(held[-1]), 1e-300)
         fell = known * served / looks
         fell += span.outside * np.minimum(1.0, anywhere / looks)
@@ -122,7 +126,7 @@ class _Places:
     rows: NDArray[np.int64]
 
 
-def _places(batches: Sequence[UnitBatch]) -> dict[tuple[str, str], _Places]:
+def _places(batches: Sequence[UnitBatch], rest: Rest) -> dict[tuple[str, str], _Places]:
     parts: dict[tuple[str, str], list[tuple[NDArray[np.uint32], NDArray[np.int64]]]] = {}
     start = 0
     for batch in batches:
@@ -134,6 +138,7 @@ def _places(batches: Sequence[UnitBatch]) -> dict[tuple[str, str], _Places]:
         units = np.concatenate([units for units, _ in mine])
         order = np.argsort(units, kind="stable")
         found[key] = _Places(units[order], np.concatenate([rows for _, rows in mine])[order])
+        rest()
     return found
 
 
@@ -143,7 +148,7 @@ def _rising(parts: Floats | list[float]) -> Floats:
 
 
 def _asked(
-    sources: Sequence[WarmSource], heat: Mapping[ContentKey, float], rest: Callable[[], None]
+    sources: Sequence[WarmSource], heat: Mapping[ContentKey, float], rest: Rest
 ) -> list[UnitBatch]:
     return [batch for source in sources for batch in units_offered(source, heat, rest)]
 
@@ -153,6 +158,7 @@ def _add(
     places: Mapping[tuple[str, str], _Places],
     batches: Sequence[UnitBatch],
     sign: float,
+    rest: Rest,
 ) -> None:
     """Add the benefits of units to their rows; what lies elsewhere by now is left out."""
     for batch in batches:
@@ -162,3 +168,4 @@ def _add(
         at = np.minimum(np.searchsorted(mine.units, batch.units), len(mine.units) - 1)
         there = mine.units[at] == batch.units
         benefits[mine.rows[at[there]]] += sign * batch.benefit[there].astype(np.float64)
+        rest()

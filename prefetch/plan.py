@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from stoker.errors import InputError
 from stoker.prefetch.coverage_curve import KNOWN, Coverage
+from stoker.prefetch.pieces import Rest, no_rest
 from stoker.prefetch.protocols import NAVIGATION_KINDS, NAVIGATION_STAGE, UnitBatch
 
 REASON_ALWAYS = "upper layers: every search needs them"
@@ -38,6 +39,8 @@ REASON_WHOLE = "everything fits: in the order of the file"
 SKIP_BUDGET = "over the byte budget"
 SKIP_TIME = "over bandwidth x deadline"
 STAGE_MAX = 1000
+
+_STEPS_AT_ONCE = 32
 
 _ORDER_ALWAYS, _ORDER_NAVIGATION, _ORDER_DENSITY, _ORDER_FILL, _ORDER_WHOLE = range(5)
 _REASONS = (REASON_ALWAYS, REASON_NAVIGATION, REASON_DENSITY, REASON_FILL, REASON_WHOLE)
@@ -217,7 +220,7 @@ class _Columns:
     group: NDArray[np.int8]
 
 
-def _ordered(batches: Sequence[UnitBatch], whole_sources: Collection[str]) -> _Columns:
+def _ordered(batches: Sequence[UnitBatch], whole_sources: Collection[str], rest: Rest) -> _Columns:
     batch_of: list[NDArray[np.int32]] = []
     major: list[NDArray[np.int64]] = []
     minor: list[NDArray[np.float64]] = []
@@ -256,12 +259,15 @@ def _ordered(batches: Sequence[UnitBatch], whole_sources: Collection[str]) -> _C
         group.append(groups)
         units.append(unit)
         benefits.append(benefit)
+        rest()
     rank_all = np.concatenate(major)
     key_all = np.concatenate(minor)
     # Two stable passes; the inputs are runs that are sorted already, which makes them cheap.
     order = np.argsort(key_all, kind="stable")
+    rest()
     order = order[np.argsort(rank_all[order].astype(np.int16), kind="stable")]
     owner = np.concatenate(batch_of)[order]
+    rest()
     sizes = np.array([b.unit_bytes for b in batches], dtype=np.int64)
     return _Columns(
         batch=owner,
@@ -273,7 +279,7 @@ def _ordered(batches: Sequence[UnitBatch], whole_sources: Collection[str]) -> _C
 
 
 def _steps(
-    batches: Sequence[UnitBatch], rows: _Columns, count: int, round_bytes: int
+    batches: Sequence[UnitBatch], rows: _Columns, count: int, round_bytes: int, rest: Rest
 ) -> tuple[WarmStep, ...]:
     """Cut the first ``count`` rows into rounds, and each round into one step per batch.
 
@@ -287,18 +293,21 @@ def _steps(
     ends = np.cumsum(rows.nbytes[:count])
     rounds = (ends - 1) // round_bytes
     rounds[group == _ORDER_ALWAYS] = 0  # the upper layers in one go
+    rest()
     section = np.zeros(count, dtype=np.int64)
     if count > 1:
         new = (np.diff(group) != 0) | (np.diff(stages) != 0) | (np.diff(rounds) != 0)
         section[1:] = np.cumsum(new)
     key = section * len(batches) + owner
     order = np.argsort(key, kind="stable")
+    rest()
     key = key[order]
     starts = np.concatenate([[0], np.flatnonzero(np.diff(key)) + 1, [count]])
     # Over all steps at once: a prediction plans some hundreds of small ones, again and again.
     unit, leader = rows.unit[order], order[starts[:-1]]
     benefits = np.add.reduceat(rows.benefit[order], starts[:-1]).tolist()
-    steps = []
+    rest()
+    steps: list[WarmStep] = []
     for (first, last), number, kind_of, benefit in zip(
         itertools.pairwise(starts.tolist()),
         owner[leader].tolist(),
@@ -318,6 +327,8 @@ def _steps(
                 reason=_REASONS[kind_of],
             )
         )
+        if len(steps) % _STEPS_AT_ONCE == 0:
+            rest()
     return tuple(steps)
 
 
@@ -331,6 +342,7 @@ def plan_warm(
     coverage: Coverage = KNOWN,
     unit_means: Mapping[tuple[str, str, int], float] | None = None,
     roomy: Collection[str] = (),
+    rest: Rest = no_rest,
 ) -> WarmPlan:
     """Choose units by stage, then by benefit, within the tighter of budget and time.
 
@@ -347,6 +359,7 @@ def plan_warm(
             it knows; None works it out.
         roomy: Sources that have room for all that they offer and all the time that it takes: if
             the budget also holds everything, theirs is read in the order of the file.
+        rest: Called between steps of the work, see `run_warm`.
 
     Returns:
         The plan. No unit is in it twice; the kept units are a prefix of the order above.
@@ -358,6 +371,7 @@ def plan_warm(
         raise InputError(f"round_bytes must be >= 1, got {round_bytes}")
     for batch in batches:
         _check(batch)
+    rest()
     limit, limit_reason = byte_limit(
         budget_bytes=budget_bytes, bandwidth_bytes_s=bandwidth_bytes_s, deadline_s=deadline_s
     )
@@ -365,7 +379,8 @@ def plan_warm(
     if not offered:
         return WarmPlan((), (), limit, limit_reason, 0, 0.0, 0.0)
     offered_bytes = sum(len(batch.units) * batch.unit_bytes for batch in offered)
-    rows = _ordered(offered, roomy if limit is None or offered_bytes <= limit else ())
+    rows = _ordered(offered, roomy if limit is None or offered_bytes <= limit else (), rest)
+    rest()
     ends = np.cumsum(rows.nbytes)
     always = int(np.count_nonzero(rows.group == _ORDER_ALWAYS))
     if limit is None:
@@ -378,6 +393,7 @@ def plan_warm(
     left_benefit = np.bincount(
         rows.batch[count:], weights=rows.benefit[count:], minlength=len(offered)
     )
+    rest()
     skips = tuple(
         PlanSkip(
             batch.source,
@@ -399,7 +415,7 @@ def plan_warm(
         for batch, units in zip(offered, planned, strict=True)
     )
     return WarmPlan(
-        steps=_steps(offered, rows, count, round_bytes),
+        steps=_steps(offered, rows, count, round_bytes, rest),
         skips=skips,
         limit_bytes=limit,
         limit_reason=limit_reason,

@@ -6,12 +6,14 @@ through these protocols, as numbered units of a size with an expected benefit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
+
+from stoker.prefetch.pieces import Rest
 
 ContentKey = tuple[str, str]
 """(tenant, chunk id): the only key that heat ever has, so that it outlives any layout."""
@@ -102,18 +104,18 @@ class PatientSource(Protocol):
     """A source whose translation of heat takes long, and can be done in pieces."""
 
     def unit_batches_in_pieces(
-        self, heat: Mapping[ContentKey, float], rest: Callable[[], None]
+        self, heat: Mapping[ContentKey, float], rest: Rest
     ) -> Sequence[UnitBatch]:
         """Return what `WarmSource.unit_batches` does.
 
         Args:
-            rest: Called after each piece of a millisecond or so; see `warm.run_warm`.
+            rest: Called after each step of a tenth of a millisecond or so; see `pieces`.
         """
         ...
 
 
 def units_offered(
-    source: WarmSource, heat: Mapping[ContentKey, float], rest: Callable[[], None]
+    source: WarmSource, heat: Mapping[ContentKey, float], rest: Rest
 ) -> Sequence[UnitBatch]:
     """Ask a source for its units, in pieces where it can, and rest after each."""
     if isinstance(source, PatientSource):

@@ -20,6 +20,7 @@ import structlog
 from stoker.errors import InputError, StokerError
 from stoker.prefetch.coverage_curve import KNOWN, Coverage
 from stoker.prefetch.held_back import HeldBack, unit_coverage
+from stoker.prefetch.pieces import Rest, no_rest
 from stoker.prefetch.plan import (
     WarmPlan,
     WarmStep,
@@ -82,7 +83,7 @@ def run_warm(
     held_back: Sequence[HeldBack] = (),
     progress: Progress | None = None,
     all_loaded: Callable[[], None] = lambda: None,
-    rest: Callable[[], None] = lambda: None,
+    rest: Rest = no_rest,
     control: WarmControl | None = None,
     loaded: WarmSet | None = None,
     clock: Callable[[], float] = time.monotonic,
@@ -108,9 +109,8 @@ def run_warm(
             stands on ``coverage``; the receipt's marks stand on what the receipt does.
         all_loaded: Called, in this thread, when nothing more will be loaded: only the receipt is
             still to be written.
-        rest: Called, in this thread, between two pieces of work of a millisecond or a few; may
-            wait. Python has one lock for all its threads: where no piece is long and one does not
-            follow at once upon another, searches find it free.
+        rest: Called, in this thread, between two steps of work of some tens of microseconds, see
+            `pieces`; may wait. Where units are many, a step on whole arrays takes longer.
         control: Through which another thread pauses, resumes, re-prioritises or cancels it.
         loaded: Gets the units that became resident, for whoever measures later what they served.
         clock: Monotonic seconds; passed in by tests.
@@ -131,19 +131,20 @@ def run_warm(
     run.load()
     all_loaded()
     run.predict()
-    lines = tuple(
-        receipt_line(key, tally, run.owners[key[0], key[1]])
-        for key, tally in sorted(
-            run.tallies.items(), key=lambda item: (item[0][2], item[0][0], item[0][1])
-        )
-    )
+    rest()
+    lines = []
+    for key, tally in sorted(
+        run.tallies.items(), key=lambda item: (item[0][2], item[0][0], item[0][1])
+    ):
+        lines.append(receipt_line(key, tally, run.owners[key[0], key[1]]))
+        rest()
     receipt = Receipt(
         started_s=started_s,
         seconds=clock() - started,
         plan_seconds=run.plan_seconds,
         budget_bytes=budget_bytes,
         deadline_s=deadline_s,
-        lines=lines,
+        lines=tuple(lines),
         stages=run.stages(),
         planned_bytes=sum(line.planned_bytes for line in lines),
         bytes_read=sum(line.bytes_read for line in lines),
@@ -156,6 +157,7 @@ def run_warm(
         heat_keys=run.heat_keys,
         error=run.error,
     )
+    rest()
     log.info(
         "prefetch.warm_finished",
         state=receipt.state,
@@ -168,9 +170,9 @@ def run_warm(
 
 
 def _collect(
-    sources: Sequence[WarmSource], heat: Mapping[ContentKey, float], rest: Callable[[], None]
+    sources: Sequence[WarmSource], heat: Mapping[ContentKey, float], rest: Rest
 ) -> tuple[list[UnitBatch], dict[tuple[str, str], WarmSource]]:
-    check_heat(heat)
+    check_heat(heat, rest)
     batches: list[UnitBatch] = []
     owners: dict[tuple[str, str], WarmSource] = {}
     for one in sources:
@@ -202,7 +204,7 @@ class _Run:
         clock: Callable[[], float],
         started: float,
         progress: Progress | None,
-        rest: Callable[[], None],
+        rest: Rest,
         control: WarmControl | None,
         loaded: WarmSet | None,
     ) -> None:
@@ -294,10 +296,12 @@ class _Run:
             coverage=self._coverage,
             unit_means=self._unit_benefit,
             roomy=self._roomy() if limits.deadline_s is None else (),
+            rest=self._rest,
         )
         self._rest()
         self._steps = list(plan.steps)
         self._count(plan)
+        self._rest()
         self.heat_keys = len(heat)
         seconds = self._clock() - began
         self.plan_seconds += seconds
@@ -338,6 +342,7 @@ class _Run:
                 tried = np.isin(batch.units, tally.tried_units())
                 have = float(batch.benefit[tried].sum(dtype=np.float64))
                 self._cover(key, have, int(np.count_nonzero(tried)))
+            self._rest()
 
     def _cover(self, key: LineKey, benefit: float, units: float) -> None:
         kind = self._kinds[key[:2]]

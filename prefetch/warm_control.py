@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from stoker.errors import InputError
+from stoker.prefetch.pieces import STEP_KEYS, Rest, no_rest
 from stoker.prefetch.protocols import ContentKey
 
 Heat = Mapping[ContentKey, float]
@@ -102,12 +103,14 @@ class WarmControl:
             return heat
 
 
-def check_heat(heat: Heat) -> None:
+def check_heat(heat: Heat, rest: Rest = no_rest) -> None:
     """Refuse a weight that is negative or no number.
 
     Raises:
         InputError: names the key.
     """
-    for key, weight in heat.items():
+    for at, (key, weight) in enumerate(heat.items()):
         if not weight >= 0.0:
             raise InputError(f"heat of {key!r} must be >= 0, got {weight}")
+        if at % STEP_KEYS == 0:
+            rest()

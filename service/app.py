@@ -22,6 +22,7 @@ import signal
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import structlog
@@ -147,7 +148,7 @@ def _make_edge(
         request_id = given if id_given else uuid.uuid4().hex
         state = RequestState(id=request_id, started=time.monotonic(), id_given=id_given)
         set_state(request, state)
-        with under_way:
+        with under_way, _callers(engine, request):
             try:
                 response = await handler(request)
             except Exception as error:
@@ -162,6 +163,16 @@ def _make_edge(
         return response
 
     return edge
+
+
+def _callers(engine: Engine, request: web.Request) -> AbstractContextManager[None]:
+    """Return what counts the request's caller while it waits for an answer.
+
+    One that asks for a warm-up waits for just that, and one that asks how it goes can wait.
+    """
+    if request.path in _OPEN_PATHS or request.path == routes_warmup.PATH:
+        return contextlib.nullcontext()
+    return engine.callers
 
 
 async def _send(request: web.Request, response: web.StreamResponse, wait_s: float) -> None:

@@ -56,6 +56,7 @@ from stoker.service.problems import (
 )
 from stoker.service.reuse_front import ReuseFront
 from stoker.service.rounds import Rounds, is_fault
+from stoker.service.turns import Callers
 from stoker.service.warmup import WarmupRunner
 
 log = structlog.get_logger(__name__)
@@ -90,6 +91,8 @@ class Engine:
     ) -> None:
         """Put the parts together; `start` sets them going. The engine owns and closes them.
 
+        What surrounds the engine enters `callers` for each request that somebody waits for.
+
         Args:
             receipt_path: Where the last warm-up's receipt is kept.
             closed: Called at the end of `close`, when all parts have let go.
@@ -97,6 +100,7 @@ class Engine:
         self.config = config
         self.metrics = Metrics() if metrics is None else metrics
         self.draining = False
+        self.callers = Callers()
         self._parts = parts
         self._index = parts.index
         self._text = parts.text_model
@@ -128,6 +132,7 @@ class Engine:
             coverage=self._coverage,
             held_back=self._held_back,
             accesses_since=self._accesses_since,
+            callers=self.callers,
             wall=wall,
         )
         self._measuring = Rounds(
@@ -488,15 +493,19 @@ class Engine:
         heat = self._parts.heat
         if heat is None:
             return {}
-        return heat.demand_for_warmup(self._wall(), wait_s=self.config.service.heat_wait_s)
+        return heat.demand_for_warmup(
+            self._wall(), wait_s=self.config.service.heat_wait_s, rest=self._warmup.rest
+        )
 
     def _coverage(self) -> Coverage:
         heat = self._parts.heat
-        return KNOWN if heat is None else heat.coverage(self._wall())
+        return KNOWN if heat is None else heat.coverage(self._wall(), rest=self._warmup.rest)
 
     def _held_back(self) -> list[HeldBack]:
         heat = self._parts.heat
-        return [] if heat is None else heat.sink.held_back(self._wall())
+        if heat is None:
+            return []
+        return heat.sink.held_back(self._wall(), rest=self._warmup.rest)
 
     def _accesses_since(self, time_s: float) -> Accesses:
         heat = self._parts.heat

@@ -16,6 +16,7 @@ import structlog
 
 from stoker.errors import StokerError
 from stoker.prefetch.coverage_curve import Coverage
+from stoker.prefetch.pieces import Rest, no_rest
 from stoker.prefetch.protocols import ContentKey
 from stoker.prefetch.settings import PrefetchSettings
 from stoker.prefetch.snapshot import SnapshotCorrupt
@@ -110,29 +111,32 @@ class HeatKeeper:
         if self._topic_publisher is not None:
             self._topic_publisher.start()
 
-    def demand(self, now_s: float) -> dict[ContentKey, float]:
+    def demand(self, now_s: float, *, rest: Rest = no_rest) -> dict[ContentKey, float]:
         """Return the decayed access count per content key, of all tenants."""
-        return self.sink.demand(now_s)
+        return self.sink.demand(now_s, rest=rest)
 
-    def demand_for_warmup(self, now_s: float, *, wait_s: float) -> dict[ContentKey, float]:
+    def demand_for_warmup(
+        self, now_s: float, *, wait_s: float, rest: Rest = no_rest
+    ) -> dict[ContentKey, float]:
         """Return the demand; where there was no snapshot, once the log has been read.
 
         A new replica's log holds what the old one knew, and a part of it is not what a plan needs.
 
         Args:
             wait_s: Longest that is waited for the log; then the demand is what there is.
+            rest: Called between small steps of the work; see `warm.run_warm`.
         """
         if not self._had_snapshot:
             self.wait_caught_up(wait_s)
-        return self.demand(now_s)
+        return self.demand(now_s, rest=rest)
 
     def expected(self, query: str, tenant: str, now_s: float) -> dict[ContentKey, float]:
         """Return what a question leads to; see `HeatSink.expected`."""
         return self.sink.expected(query, tenant, now_s)
 
-    def coverage(self, now_s: float) -> Coverage:
+    def coverage(self, now_s: float, *, rest: Rest = no_rest) -> Coverage:
         """Return how many of the coming accesses the hottest chunks will serve."""
-        return self.sink.coverage(now_s)
+        return self.sink.coverage(now_s, rest=rest)
 
     def accesses_since(self, time_s: float) -> Accesses:
         """Return the newest accesses later than a time, of all tenants."""

@@ -19,6 +19,7 @@ from stoker.prefetch.coverage_curve import Coverage
 from stoker.prefetch.events import Event
 from stoker.prefetch.heat import HeatGraph
 from stoker.prefetch.held_back import HeldBack
+from stoker.prefetch.pieces import Rest, no_rest
 from stoker.prefetch.protocols import ContentKey
 from stoker.prefetch.settings import PrefetchSettings
 from stoker.prefetch.warm_set import Accesses
@@ -74,11 +75,13 @@ class HeatSink:
         with self._lock:
             self._graph.tick(now_s)
 
-    def demand(self, now_s: float, tenant: str | None = None) -> dict[ContentKey, float]:
+    def demand(
+        self, now_s: float, tenant: str | None = None, *, rest: Rest = no_rest
+    ) -> dict[ContentKey, float]:
         """Return the decayed access count per content key: what a warm plan weighs."""
         with self._lock:
-            rest = self._graph.demand_later(now_s, tenant)
-        return rest()
+            later = self._graph.demand_later(now_s, tenant)
+        return later(rest)
 
     def expected(self, query: str, tenant: str, now_s: float) -> dict[ContentKey, float]:
         """Return what a question leads to, see `QueryTopics.expected`; nothing without topics."""
@@ -89,17 +92,19 @@ class HeatSink:
         with self._lock:
             return topics.expected(query, tenant, now_s)
 
-    def coverage(self, now_s: float, tenant: str | None = None) -> Coverage:
+    def coverage(
+        self, now_s: float, tenant: str | None = None, *, rest: Rest = no_rest
+    ) -> Coverage:
         """Return how many coming accesses the hottest chunks will serve; see `HeatGraph`."""
         with self._lock:
-            rest = self._graph.coverage_later(now_s, tenant)
-        return rest()
+            later = self._graph.coverage_later(now_s, tenant)
+        return later(rest)
 
-    def held_back(self, now_s: float) -> list[HeldBack]:
+    def held_back(self, now_s: float, *, rest: Rest = no_rest) -> list[HeldBack]:
         """Return the newest spans of accesses, for a prediction; see `prefetch.held_back`."""
         with self._lock:
-            rest = self._graph.held_back_later(now_s)
-        return rest()
+            later = self._graph.held_back_later(now_s)
+        return later(rest)
 
     def accesses_since(self, time_s: float) -> Accesses:
         """Return the newest accesses later than a time; see `HeatGraph`."""

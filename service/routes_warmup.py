@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Final
 
 from aiohttp import web
 
@@ -18,14 +19,15 @@ from stoker.service.request_state import (
     state_of,
 )
 
+PATH: Final = "/v1/warmup"
 _WAIT_GRACE_S = 60.0
 
 
 def add_routes(app: web.Application) -> None:
     """Register the routes."""
-    app.router.add_get("/v1/warmup", _show)
-    app.router.add_post("/v1/warmup", _start)
-    app.router.add_patch("/v1/warmup", _steer)
+    app.router.add_get(PATH, _show)
+    app.router.add_post(PATH, _start)
+    app.router.add_patch(PATH, _steer)
 
 
 async def _show(request: web.Request) -> web.StreamResponse:

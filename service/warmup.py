@@ -19,7 +19,7 @@ import structlog
 from stoker.errors import InputError, StokerError, UnavailableError
 from stoker.prefetch.coverage_curve import KNOWN, SPAN_ACCESSES_MIN, Coverage
 from stoker.prefetch.held_back import HeldBack
-from stoker.prefetch.protocols import ContentKey, WarmSource
+from stoker.prefetch.protocols import ContentKey, WarmSource, units_offered
 from stoker.prefetch.receipt import Receipt, StageMark
 from stoker.prefetch.settings import PrefetchSettings
 from stoker.prefetch.warm import run_warm
@@ -27,6 +27,7 @@ from stoker.prefetch.warm_control import PAUSED, WarmControl
 from stoker.prefetch.warm_set import Accesses, WarmSet
 from stoker.service.answers import WarmupStatus
 from stoker.service.problems import DeadlinePassed, WarmupIdle, WarmupRunning
+from stoker.service.turns import Callers, Turns
 from stoker.service.whole_file import replace_file
 
 log = structlog.get_logger(__name__)
@@ -35,9 +36,6 @@ log = structlog.get_logger(__name__)
 _MEASURED_ACCESSES: Final = SPAN_ACCESSES_MIN
 # Rounds left out at most after one that found nothing: some minutes, at a round every 5 s.
 _ROUNDS_SKIPPED_MAX: Final = 63
-# Between two pieces of a warm-up that nobody waits for. A piece holds the interpreter's lock for a
-# millisecond or a few; searches of a few milliseconds get by before the next one.
-_REST_S: Final = 0.003
 # What can be asked of a warm-up that runs.
 STEERING: Final = ("pause", "resume", "reprioritise", "cancel")
 
@@ -80,7 +78,7 @@ class WarmupRunner:
         coverage: Callable[[], Coverage] = lambda: KNOWN,
         held_back: Callable[[], Sequence[HeldBack]] = tuple,
         accesses_since: Callable[[float], Accesses] = lambda since_s: Accesses(),
-        pause: Callable[[float], object] | None = None,
+        callers: Callers | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
         """Prepare to warm.
@@ -94,8 +92,7 @@ class WarmupRunner:
                 called after ``demand``, in the warm-up's thread.
             held_back: Gives the newest accesses, on which the prediction is tried; likewise.
             accesses_since: Gives the accesses later than a Unix time, for `measure`.
-            pause: Waits for some seconds between two pieces of work, in the warm-up's thread; None
-                does so until `stop` is called.
+            callers: The requests that a warm-up lets by; None knows of none.
             wall: Unix seconds, by the clock that gives events their times.
         """
         self._sources = sources
@@ -109,9 +106,10 @@ class WarmupRunner:
         self._wall = wall
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        self._pause = self._stop.wait if pause is None else pause
+        self._callers = Callers() if callers is None else callers
         self._done = threading.Event()
         self._loaded = threading.Event()
+        self._turns = Turns(self._callers)
         self._thread: threading.Thread | None = None
         self._control = WarmControl()
         self._state = "none"
@@ -257,7 +255,12 @@ class WarmupRunner:
         accesses = self._accesses_since(unmeasured.since_s)
         if accesses.total < accesses_min:
             return
-        batches = [b for one in self._sources() for b in one.unit_batches(accesses.by_key)]
+        turns = Turns(self._callers)
+        batches = [
+            batch
+            for one in self._sources()
+            for batch in units_offered(one, accesses.by_key, turns.let_by)
+        ]
         there = unmeasured.loaded.still_offered(batches)
         ratio = unmeasured.loaded.served(batches, accesses) if there else None
         if there and ratio is None:
@@ -310,6 +313,7 @@ class WarmupRunner:
                 self._receipt = receipt
                 self._unmeasured = unmeasured
             self._finished(receipt)
+            self.rest()
             self._keep(receipt)
         except Exception as fault:
             # The server goes on with what is there; readiness and the status say that it failed.
@@ -331,12 +335,13 @@ class WarmupRunner:
         loaded: WarmSet,
     ) -> Receipt:
         began = time.monotonic()
+        self._turns = Turns(self._callers)
         demand = self._demand()
-        self._rest()
+        self.rest()
         coverage = self._coverage() if demand else KNOWN
-        self._rest()
+        self.rest()
         held_back = self._held_back() if demand else ()
-        self._rest()
+        self.rest()
         sources = self._sources()
         if budget_bytes is None and not everything:
             total = sum(source.total_bytes() for source in sources)
@@ -353,15 +358,18 @@ class WarmupRunner:
             held_back=held_back,
             progress=self._note,
             all_loaded=self._loaded.set,
-            rest=self._rest,
+            rest=self.rest,
             control=control,
             loaded=loaded,
         )
 
-    def _rest(self) -> None:
-        """Let searches by; not in a first warm-up that still loads, because they wait for that."""
+    def rest(self) -> None:
+        """Let requests by, in the warm-up's thread, between two small steps of its work.
+
+        Not in a first warm-up that still loads, because they wait for that.
+        """
         if self._loaded.is_set():
-            self._pause(_REST_S)
+            self._turns.let_by()
 
     def _note(self, mark: StageMark) -> None:
         with self._lock:

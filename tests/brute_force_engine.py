@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +92,9 @@ class BruteForceSegment:
         assert not self.closed
         return self._vectors[rows]
 
-    def unit_batches(self, heat_by_row: NDArray[np.float32] | None) -> list[PageUnits]:
+    def unit_batches(
+        self, heat_by_row: NDArray[np.float32] | None, *, rest: Callable[[], None] = lambda: None
+    ) -> list[PageUnits]:
         heat = np.zeros(self.count, np.float32) if heat_by_row is None else heat_by_row
         benefit = np.bincount(
             np.arange(self.count) // ROWS_PER_PAGE, heat, minlength=self._pages()

@@ -35,6 +35,7 @@ from stoker.service.metrics import Metrics
 from stoker.service.problems import DeadlinePassed, WarmupIdle, WarmupRunning
 from stoker.service.refusals import Refusals
 from stoker.service.settings import ServiceSettings
+from stoker.service.turns import Callers
 
 KEY_A = "key-of-tenant-a-0123456789"
 KEY_B = "key-of-tenant-b-0123456789"
@@ -49,6 +50,7 @@ class StubEngine:
         self.config = StokerConfig(service=ServiceSettings(**service))
         self.metrics = Metrics()
         self.draining = False
+        self.callers = Callers()
         self.generation = 7
         self.loop_thread = threading.get_ident()
         self.calls: list[Any] = []
@@ -634,6 +636,21 @@ async def test_readiness_and_warm_ups(start: Start) -> None:
     response = await client.post("/v1/warmup", json={"wait": True, "deadline_s": 5})
     assert response.status == 200
     assert (await response.json())["receipt"] == {"state": "complete"}
+
+
+async def test_callers_are_those_that_wait_for_more_than_a_warm_up(start: Start) -> None:
+    client, engine = await start()
+    counted: list[int] = []
+    engine.act = lambda: counted.append(engine.callers.count)
+    assert (await client.post("/v1/search", json=SEARCH)).status == 200
+    assert (await client.delete("/v1/documents/x")).status == 200
+    await problem(await client.post("/v1/search", json={"k": 0}), 400, "bad-input")
+    assert counted == [1, 1]
+    assert (engine.callers.count, engine.callers.gaps) == (0, 3)
+    assert (await client.get("/metrics")).status == 200
+    assert (await client.post("/v1/warmup", json={"wait": True, "deadline_s": 5})).status == 200
+    assert counted == [1, 1, 0, 0]
+    assert (engine.callers.count, engine.callers.gaps) == (0, 3)
 
 
 async def test_while_draining_connections_are_closed_after_their_answer(start: Start) -> None:

@@ -51,6 +51,28 @@ def test_links_and_what_walks_compare_rise_together(walked: str) -> None:
     assert plan.predicted_hit_ratio == pytest.approx(24 / 30)
 
 
+def test_a_plan_is_the_same_whatever_rests_there_are() -> None:
+    rng = np.random.default_rng(1)
+    batches = [
+        batch(kind, stage, np.sort(rng.random(size))[::-1].tolist(), unit_bytes=100)
+        for kind, stage, size in (("upper", 0, 3), ("links", 1, 400), ("codes", 1, 900))
+    ]
+    rests: list[None] = []
+    found = plan_warm(
+        batches, budget_bytes=100_000, round_bytes=500, rest=lambda: rests.append(None)
+    )
+    plan = plan_warm(batches, budget_bytes=100_000, round_bytes=500)
+    assert len(rests) > 10
+    for ours, theirs in zip(found.steps, plan.steps, strict=True):
+        np.testing.assert_array_equal(ours.units, theirs.units)
+        assert (ours.kind, ours.benefit, ours.reason) == (
+            theirs.kind,
+            theirs.benefit,
+            theirs.reason,
+        )
+    assert (found.skips, found.predicted_hit_ratio) == (plan.skips, plan.predicted_hit_ratio)
+
+
 def test_rest_of_a_stage_goes_by_benefit_per_byte_over_sources() -> None:
     vectors = batch("vectors", 2, [10.0, 1.0], unit_bytes=100)
     blocks = batch("kv_block", 2, [30.0, 5.0], unit_bytes=400, source="kvcache")

@@ -325,21 +325,23 @@ def test_readers_work_without_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
 
         def reading(*args: Any) -> Any:
             assert sink._lock.locked(), "two threads would be inside the graph"
-            rest = later(graph, *args)
+            left = later(graph, *args)
 
-            def free() -> Any:
+            def free(rest: Any) -> Any:
                 assert not sink._lock.locked()
                 seen.append(name)
-                return rest()
+                return left(rest)
 
             return free
 
         return reading
 
-    for name in ("demand_later", "coverage_later"):
+    names = ["demand_later", "coverage_later", "held_back_later"]
+    for name in names:
         monkeypatch.setattr(graph, name, watched(name))
     assert list(sink.demand(1.8e9)) == [("a", "x")]
     assert sink.coverage(1.8e9).accesses > 0.0
-    assert seen == ["demand_later", "coverage_later"]
+    assert sink.held_back(1.8e9) == []
+    assert seen == names
     with sink._lock:  # as while a snapshot is written
         assert sink.key_count == 1

@@ -1,0 +1,111 @@
+"""Work that nobody waits for takes turns with requests: it goes on in the gaps between them.
+
+Python has one lock for all its threads, without priorities: what computes in short pieces still
+holds up every request that meets one, for as long as the piece takes, and a busy server meets many.
+So such work goes on for one piece when the last caller has been answered, because the next request
+will hardly come just then; and after that only once no caller has come for a while, or in the next
+gap. Where callers never leave a gap it goes on all the same after a few milliseconds, for one
+piece: it takes a bounded share, and always ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Final
+
+# Longest that a piece is meant to be, and so what a request that comes meanwhile waits.
+_PIECE_S: Final = 0.0001
+# As long as a thread that wants the lock takes to wake up: a request that has just come is counted
+# only once the event loop has it.
+_BREATH_S: Final = 0.0001
+# As long as a request that follows on an answer may take to come: after it, callers are few.
+_QUIET_S: Final = 0.003
+# Longest between two pieces: of a server that is never without a request these take a few percent.
+_WAIT_S_MAX: Final = 0.003
+
+
+class Callers:
+    """How many requests have begun that somebody waits for, and are not answered.
+
+    A context manager around each of them, for the event loop's thread alone; any thread may wait.
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time.perf_counter) -> None:
+        """Begin with none; ``clock`` gives seconds, passed in by tests."""
+        self.count = 0
+        self.clock = clock
+        self.gaps = 0  # how often the last one has been answered
+        self._answered_s = clock() - _QUIET_S
+        self._waiting: deque[Any] = deque()  # a held lock of each thread that waits
+
+    def __enter__(self) -> None:
+        self.count += 1
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.count -= 1
+        if self.count:
+            return
+        self.gaps += 1
+        self._answered_s = self.clock()
+        while self._waiting:
+            self._waiting.popleft().release()
+
+    def wait_gap(self, used: int) -> int:
+        """Wait until it is a good moment for a piece, for a few milliseconds at most.
+
+        Args:
+            used: Number of the gap that the last piece was in.
+
+        Returns:
+            The number of the gap that it is now.
+        """
+        end_s = self.clock() + _WAIT_S_MAX
+        while (left_s := self._left_s(used, end_s)) > 0.0:
+            turn = threading.Lock()
+            turn.acquire()
+            self._waiting.append(turn)
+            # Once more: whoever is answered last from now on sees the turn.
+            if self._left_s(used, end_s) > 0.0:
+                turn.acquire(timeout=left_s)
+            with contextlib.suppress(ValueError):  # released meanwhile
+                self._waiting.remove(turn)
+        return self.gaps
+
+    def _left_s(self, used: int, end_s: float) -> float:
+        """Return for how long to wait at most; from 0 down, the moment is good."""
+        now_s = self.clock()
+        left_s = end_s - now_s
+        if self.count:
+            return left_s
+        if self.gaps != used:
+            return 0.0
+        return min(left_s, self._answered_s + _QUIET_S - now_s)
+
+
+class Turns:
+    """The turns of one piece of work, in one thread."""
+
+    def __init__(self, callers: Callers, *, pause: Callable[[float], object] = time.sleep) -> None:
+        """Prepare; ``pause`` waits for some seconds, passed in by tests."""
+        self._callers = callers
+        self._pause = pause
+        self._gap = callers.gaps
+        self._since_s = callers.clock()
+
+    def let_by(self) -> None:
+        """Let requests by, if a piece's time has passed: call it often, between small steps."""
+        if self._callers.clock() - self._since_s < _PIECE_S:
+            return
+        self._pause(_BREATH_S)
+        self._gap = self._callers.wait_gap(self._gap)
+        self._since_s = self._callers.clock()
