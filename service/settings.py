@@ -15,6 +15,9 @@ from stoker.errors import ConfigError
 
 # Thirty years; the system's waits overflow not far above, inside a thread and long after the start.
 _SECONDS_MAX = 1e9
+REFRESH_S_MAX = 0.5
+"""So that a change is followed within a second: it may miss the round that runs, waits so long for
+the next one, and is shown when that has ended."""
 
 
 def is_loopback(host: str) -> bool:
@@ -194,9 +197,10 @@ class ServiceSettings:
         },
     )
     refresh_s: float = dataclasses.field(
-        default=1.0,
+        default=0.5,
         metadata={
             "help": "how often a read-only server looks for what the writing process changed, s; "
+            "at most 0.5, so that no earlier answer is reused a second after a change ended it; "
             "looking costs one small read"
         },
     )
@@ -407,10 +411,11 @@ class ServiceSettings:
             "heat_topic_s",
             "refresh_s",
         ):
-            if not 0 < getattr(self, name) <= _SECONDS_MAX:
+            most = REFRESH_S_MAX if name == "refresh_s" else _SECONDS_MAX
+            if not 0 < getattr(self, name) <= most:
                 raise ConfigError(
                     f"service.{name} is {getattr(self, name)}; it must be above 0 and at most "
-                    f"{_SECONDS_MAX:g}"
+                    f"{most:g}"
                 )
         if self.placement not in ("off", "observe", "act"):
             raise ConfigError(
