@@ -219,7 +219,7 @@ def _heat_keys(
                 continue  # Heat outlives what it is about; this is no document of ours.
         wanted = chunk if id_kind == "int" else str(chunk)
         # The same object where it is one: thousands of new ones would set off the collector.
-        same = wanted is chunk and isinstance(name, tuple)
+        same = isinstance(name, tuple) and wanted is name[1]
         keys.append(name if same else (tenant, wanted))
         weights.append(weight)
     return keys, np.array(weights, dtype=np.float32)
