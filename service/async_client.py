@@ -17,6 +17,7 @@ from stoker.service.answers import (
     WriteAnswer,
 )
 from stoker.service.client_base import ClientBase
+from stoker.service.client_servers import ServerTurn, ServerUrl
 from stoker.service.problems import ServerUnreachable, ServiceError
 from stoker.service.wire import (
     Attempts,
@@ -158,44 +159,53 @@ class AsyncClient(ClientBase):
         import aiohttp
 
         attempts = self._attempts(call, deadline_s)
+        turn = self._servers.turn(call)
         while True:
             failure: ServiceError
             sent, retry_after_s = True, 0.0
             try:
-                reply = await self._exchange(call, attempts)
-            except aiohttp.ClientConnectorError as error:
-                failure, sent = self._unreachable(error), False
+                reply = await self._exchange(call, turn, attempts)
+            except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+                attempts.left_s()
+                failure, sent = self._unreachable(turn.server, error), False
             except TimeoutError as error:
                 attempts.left_s()
-                failure = self._unreachable(error)
+                failure = self._unreachable(turn.server, error)
             except (aiohttp.ClientError, OSError) as error:
-                failure = self._unreachable(error)
+                failure = self._unreachable(turn.server, error)
             else:
                 if reply.status < 400 or call.path == "/readyz":
+                    turn.answered()
                     return call.read(reply)
                 failure, retry_after_s = failure_of(reply)
-            await asyncio.sleep(attempts.wait_s(failure, sent=sent, retry_after_s=retry_after_s))
+            elsewhere = turn.failed(failure)
+            await asyncio.sleep(
+                attempts.wait_s(
+                    failure, sent=sent, retry_after_s=retry_after_s, elsewhere=elsewhere
+                )
+            )
 
-    async def _exchange(self, call: Call[Any], attempts: Attempts) -> Reply:
+    async def _exchange(self, call: Call[Any], turn: ServerTurn, attempts: Attempts) -> Reply:
         import aiohttp
 
         if self._session is None:
             self._session = aiohttp.ClientSession()
         if self._session.closed:
             raise ServerUnreachable("this client is closed", action="make a new AsyncClient")
+        left_s = attempts.left_s()
         async with self._session.request(
             call.method,
-            self._request_url(call),
+            self._request_url(turn.server, call),
             data=call.body,
             headers=self._call_headers(call),
-            timeout=aiohttp.ClientTimeout(total=attempts.left_s()),
+            timeout=aiohttp.ClientTimeout(total=left_s, sock_connect=turn.share_s(left_s)),
         ) as response:
             body = await response.read()
             headers = {name.lower(): value for name, value in response.headers.items()}
             return Reply(response.status, headers, body)
 
-    def _request_url(self, call: Call[Any]) -> Any:
+    def _request_url(self, server: ServerUrl, call: Call[Any]) -> Any:
         from yarl import URL
 
         # encoded: a document id may hold an escaped slash, which must stay one.
-        return URL(self.url + call.path, encoded=True)
+        return URL(server.url + call.path, encoded=True)

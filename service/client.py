@@ -27,7 +27,8 @@ from stoker.service.answers import (
     WriteAnswer,
 )
 from stoker.service.client_base import ClientBase
-from stoker.service.problems import ServerUnreachable
+from stoker.service.client_servers import ServerTurn, ServerUrl
+from stoker.service.problems import ServerUnreachable, ServiceError
 from stoker.service.wire import (
     Attempts,
     Call,
@@ -56,7 +57,7 @@ class Client(ClientBase):
     """A client for programs with threads; several threads may share one."""
 
     def _begin(self) -> None:
-        self._idle: list[tuple[float, http.client.HTTPConnection]] = []
+        self._idle: list[tuple[float, ServerUrl, http.client.HTTPConnection]] = []
         self._lock = threading.Lock()
         self._closed = False
 
@@ -198,34 +199,44 @@ class Client(ClientBase):
 
     def _run(self, call: Call[T], deadline_s: float | None = None) -> T:
         attempts = self._attempts(call, deadline_s)
+        turn = self._servers.turn(call)
         while True:
-            wait_s = 0.0
+            failure: ServiceError
+            retry_after_s = 0.0
             sent = [False]
             try:
-                reply = self._exchange(call, attempts, sent)
+                reply = self._exchange(call, turn, attempts, sent)
             except TimeoutError:
-                self._drop_idle()
+                self._drop_idle(turn.server)
                 attempts.left_s()  # raises the deadline's own error if that is what it was
-                wait_s = attempts.wait_s(self._unreachable(TimeoutError("timed out")), sent=sent[0])
+                failure = self._unreachable(turn.server, TimeoutError("timed out"))
             except (OSError, http.client.HTTPException) as error:
-                self._drop_idle()
-                wait_s = attempts.wait_s(self._unreachable(error), sent=sent[0])
+                self._drop_idle(turn.server)
+                failure = self._unreachable(turn.server, error)
             else:
                 if reply.status < 400 or call.path == "/readyz":
+                    turn.answered()
                     return call.read(reply)
                 failure, retry_after_s = failure_of(reply)
-                wait_s = attempts.wait_s(failure, sent=True, retry_after_s=retry_after_s)
-            time.sleep(wait_s)
+            elsewhere = turn.failed(failure)
+            time.sleep(
+                attempts.wait_s(
+                    failure, sent=sent[0], retry_after_s=retry_after_s, elsewhere=elsewhere
+                )
+            )
 
-    def _exchange(self, call: Call[Any], attempts: Attempts, sent: list[bool]) -> Reply:
-        connection = self._take(attempts.left_s())
+    def _exchange(
+        self, call: Call[Any], turn: ServerTurn, attempts: Attempts, sent: list[bool]
+    ) -> Reply:
+        server = turn.server
+        connection = self._take(server, attempts.left_s())
         try:
             if connection.sock is None:
-                connection.connect()
+                _connect(connection, turn.share_s(attempts.left_s()))
             sent[0] = True
             connection.request(
                 call.method,
-                self._prefix + call.path,
+                server.prefix + call.path,
                 body=call.body,
                 headers=self._call_headers(call),
             )
@@ -250,46 +261,57 @@ class Client(ClientBase):
         if response.will_close:
             connection.close()
         else:
-            self._give(connection)
+            self._give(server, connection)
         return Reply(response.status, headers, b"".join(parts))
 
-    def _take(self, timeout_s: float) -> http.client.HTTPConnection:
+    def _take(self, server: ServerUrl, timeout_s: float) -> http.client.HTTPConnection:
         now = time.monotonic()
         with self._lock:
             if self._closed:
                 raise ServerUnreachable("this client is closed", action="make a new Client")
-            while self._idle:
-                since, connection = self._idle.pop()
+            for at in reversed(range(len(self._idle))):
+                if self._idle[at][1] is not server:
+                    continue
+                since, _, connection = self._idle.pop(at)
                 # One that the other side has closed would only show it after the request is sent,
                 # when it is too late to know what was done. One that idled long may be about to.
                 if now - since < _IDLE_S_MAX and _is_open(connection):
                     connection.sock.settimeout(timeout_s)
                     return connection
                 connection.close()
-        host, port = self._parts.hostname, self._parts.port
+        host, port = server.parts.hostname, server.parts.port
         assert host is not None
-        if self._parts.scheme == "https":
+        if server.parts.scheme == "https":
             return http.client.HTTPSConnection(
                 host, port, timeout=timeout_s, context=ssl.create_default_context()
             )
         return http.client.HTTPConnection(host, port, timeout=timeout_s)
 
-    def _drop_idle(self) -> None:
-        """Close the kept connections: what broke one has perhaps broken them all.
+    def _drop_idle(self, server: ServerUrl | None = None) -> None:
+        """Close the kept connections to a server, or all: what broke one has perhaps broken them.
 
         Each would cost a try, and a server that is gone without a word takes all with it.
         """
         with self._lock:
-            idle, self._idle = self._idle, []
-        for _, connection in idle:
+            idle = [one for one in self._idle if server is None or one[1] is server]
+            self._idle = [one for one in self._idle if not (server is None or one[1] is server)]
+        for _, _, connection in idle:
             connection.close()
 
-    def _give(self, connection: http.client.HTTPConnection) -> None:
+    def _give(self, server: ServerUrl, connection: http.client.HTTPConnection) -> None:
         with self._lock:
             if not self._closed and len(self._idle) < 32:
-                self._idle.append((time.monotonic(), connection))
+                self._idle.append((time.monotonic(), server, connection))
                 return
         connection.close()
+
+
+def _connect(connection: http.client.HTTPConnection, within_s: float) -> None:
+    """Connect; what follows has the time that the connection was made for."""
+    answer_s, connection.timeout = connection.timeout, within_s
+    connection.connect()
+    assert connection.sock is not None
+    connection.sock.settimeout(answer_s)
 
 
 def _is_open(connection: http.client.HTTPConnection) -> bool:

@@ -1,14 +1,14 @@
-"""What the SDK's two clients share: where the server is, who asks, and how patiently."""
+"""What the SDK's two clients share: where the servers are, who asks, and how patiently."""
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
-from urllib.parse import SplitResult, urlsplit
 
 from stoker.errors import InputError
 from stoker.service.answers import SearchAnswer
+from stoker.service.client_servers import ClientServers, ServerUrl
 from stoker.service.problems import ServerUnreachable
 from stoker.service.wire import Attempts, Call, RetryPolicy, search_call
 
@@ -19,42 +19,48 @@ _SEARCH_SHARE = 0.9
 
 
 class ClientBase(abc.ABC):
-    """Where the server is, who asks, and how patiently."""
+    """Where the servers are, who asks, and how patiently."""
 
     def __init__(
         self,
-        url: str = DEFAULT_URL,
+        url: str | Sequence[str] = DEFAULT_URL,
         *,
         key: str | None = None,
         tenant: str | None = None,
         deadline_s: float = 10.0,
         retries: RetryPolicy | None = None,
     ) -> None:
-        """Point at a server; nothing is sent yet.
+        """Point at a server, or at several over the same documents; nothing is sent yet.
 
         Args:
-            url: Scheme, host, port and, behind a proxy, a path prefix.
+            url: Scheme, host, port and, behind a proxy, a path prefix. Of several, calls ask one
+                after another in turn, and what one cannot do now the next is asked at once, as far
+                as the same work may be done twice; writes find the one that takes them. What is
+                about one server (readiness, warm-up, metrics) needs a client of its own.
             key: Bearer key of the tenant; None where the server asks for none.
             tenant: Whose documents; None takes the key's, or the server's default.
             deadline_s: How long a call may take in all, retries and waits included.
             retries: None takes `RetryPolicy()`.
 
         Raises:
-            InputError: ``url`` is no http or https URL, ``key`` does not fit a header, or
-                ``deadline_s`` is not above 0.
+            InputError: ``url`` is no http or https URL, or given twice, ``key`` does not fit a
+                header, or ``deadline_s`` is not above 0.
         """
         if not deadline_s > 0:
             raise InputError(f"deadline_s must be above 0, found {deadline_s}")
-        self.url = url.rstrip("/")
         self.tenant = tenant
         self.deadline_s = deadline_s
-        self._parts = _split_url(url)
-        self._prefix = self._parts.path.rstrip("/")
         self._retries = RetryPolicy() if retries is None else retries
+        self._servers = ClientServers(url, self._retries)
         self._headers = {"User-Agent": _USER_AGENT, "Accept": "application/json"}
         if key is not None:
             self._headers["Authorization"] = f"Bearer {_checked_key(key)}"
         self._begin()
+
+    @property
+    def url(self) -> str:
+        """The server's URL, or those of all, with commas between them."""
+        return ", ".join(server.url for server in self._servers.all)
 
     @abc.abstractmethod
     def _begin(self) -> None:
@@ -76,12 +82,12 @@ class ClientBase(abc.ABC):
             headers["Content-Type"] = call.content_type
         return headers
 
-    def _unreachable(self, error: BaseException) -> ServerUnreachable:
+    def _unreachable(self, server: ServerUrl, error: BaseException) -> ServerUnreachable:
         # The system's own words, without its number.
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         failure = ServerUnreachable(
-            f"{self.url}: {reason}",
-            where=self.url,
+            f"{server.url}: {reason}",
+            where=server.url,
             action="check that the server runs and that the URL is right",
         )
         failure.__cause__ = error
@@ -94,20 +100,6 @@ class ClientBase(abc.ABC):
 
     def _warmup_patience(self, deadline_s: float | None, wait: bool) -> float | None:
         return deadline_s + self.deadline_s if wait and deadline_s is not None else None
-
-
-def _split_url(url: str) -> SplitResult:
-    try:
-        parts = urlsplit(url)
-        port = parts.port  # looked at, it is checked
-    except ValueError as error:
-        raise InputError(f"url: {error}") from error
-    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
-        raise InputError(f"url: expected http://HOST:PORT or https://HOST:PORT, found {url!r}")
-    if parts.username is not None or parts.query or parts.fragment:
-        # Not shown: a password may be in it.
-        raise InputError("url: expected no user, query or fragment; a key is given as `key`")
-    return parts
 
 
 def _checked_key(key: str) -> str:

@@ -6,7 +6,8 @@ Retry rules: a connection that was never made, and 429 or "not ready", may alway
 because the server did nothing. A lost answer or another 5xx is tried again only where doing the
 work twice equals doing it once: searches, upserts, deletes, and events (readers count an event id
 once, and all tries of a search carry one id). Waits double from ``backoff_s``, with full jitter,
-never below Retry-After, and never past the call's deadline.
+never below Retry-After, and never past the call's deadline. Of several servers the next is asked
+without a wait, and what one has not (it only reads, say) or fails at may be had of another.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from stoker.service.answers import (
 )
 from stoker.service.problems import (
     DeadlinePassed,
+    FeatureOff,
     NotReady,
     Problem,
     ServerUnreachable,
@@ -73,6 +75,8 @@ class Call(Generic[T]):
     Attributes:
         id: Sent as X-Request-Id with every try, so that the server counts a search that it answers
             twice as one.
+        needs: What only some servers have, "" for what all have.
+        one_server: Whether it is about the server that answers, and no other can do it instead.
     """
 
     method: str
@@ -81,6 +85,8 @@ class Call(Generic[T]):
     body: bytes | None = None
     content_type: str = "application/json"
     idempotent: bool = True
+    needs: str = ""
+    one_server: bool = False
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
 
@@ -89,7 +95,8 @@ class RetryPolicy:
     """How a client retries.
 
     Attributes:
-        retries_max: Tries after the first; 0 turns retries off.
+        retries_max: Tries after the first; 0 turns retries off. Of several servers a try asks each
+            in turn until one can do it.
         backoff_s: Longest wait before the first retry; doubles with every further one.
         backoff_s_max: Longest wait of all.
     """
@@ -126,6 +133,7 @@ class Attempts:
         self._clock = clock
         self._uniform = uniform
         self._end = clock() + deadline_s
+        self._hopeful: ServiceError | None = None
         self.failed = 0
 
     def left_s(self) -> float:
@@ -139,25 +147,45 @@ class Attempts:
             )
         return left
 
-    def wait_s(self, error: ServiceError, *, sent: bool, retry_after_s: float = 0.0) -> float:
+    def wait_s(
+        self,
+        error: ServiceError,
+        *,
+        sent: bool,
+        retry_after_s: float = 0.0,
+        elsewhere: bool = False,
+    ) -> float:
         """Return how long to wait before the next try, or raise ``error`` if there is none.
 
         Args:
             sent: Whether the server may have done the work.
             retry_after_s: The server's Retry-After; 0 where it sent none.
+            elsewhere: Whether there is another server that this try has not asked.
         """
-        self.failed += 1
-        if self.failed > self._policy.retries_max:
-            raise error
         untouched = not sent or isinstance(error, (TooManyRequests, NotReady))
         retriable = error.problem.retriable if error.problem else error.retriable
-        if not untouched and not (self._idempotent and retriable):
-            raise error
+        hopeful = untouched or (self._idempotent and retriable)
+        if elsewhere:
+            if not (hopeful or isinstance(error, FeatureOff) or self._fault_of_one(error)):
+                raise error
+            self._hopeful = error if hopeful else self._hopeful
+            return 0.0
+        self.failed += 1
+        # Servers that lack what is wanted do not speak for the one that was away.
+        reason = error if hopeful or self._hopeful is None else self._hopeful
+        if self.failed > self._policy.retries_max or not (hopeful or self._hopeful):
+            raise reason
+        self._hopeful = None
         ceiling = min(self._policy.backoff_s_max, self._policy.backoff_s * 2.0 ** (self.failed - 1))
         wait = max(retry_after_s, self._uniform(0.0, ceiling))
         if self._clock() + wait >= self._end:
-            raise error
+            raise reason
         return wait
+
+    def _fault_of_one(self, error: ServiceError) -> bool:
+        """Tell whether another server may well do what this one failed at, and may be asked."""
+        status = error.problem.status if error.problem else 0
+        return self._idempotent and status >= 500 and not isinstance(error, DeadlinePassed)
 
 
 class ReadyWait:
@@ -271,7 +299,7 @@ def upsert_call(
     body: dict[str, Any] = {"documents": rows}
     if tenant is not None:
         body["tenant"] = tenant
-    return Call("POST", "/v1/documents", _reader(WriteAnswer), dumps(body))
+    return Call("POST", "/v1/documents", _reader(WriteAnswer), dumps(body), needs="writes")
 
 
 def delete_call(document_id: str, tenant: str | None) -> Call[WriteAnswer]:
@@ -281,7 +309,7 @@ def delete_call(document_id: str, tenant: str | None) -> Call[WriteAnswer]:
     path = f"/v1/documents/{quote(document_id, safe='')}"
     if tenant is not None:
         path += f"?tenant={quote(tenant, safe='')}"
-    return Call("DELETE", path, _reader(WriteAnswer))
+    return Call("DELETE", path, _reader(WriteAnswer), needs="writes")
 
 
 def events_call(events: Sequence[Mapping[str, Any]]) -> Call[EventsAnswer]:
@@ -320,7 +348,7 @@ def used_event(
 
 def warmup_call() -> Call[WarmupStatus]:
     """Make the request for the state of the warm-up."""
-    return Call("GET", "/v1/warmup", _reader(WarmupStatus))
+    return Call("GET", "/v1/warmup", _reader(WarmupStatus), one_server=True)
 
 
 def start_warmup_call(
@@ -332,22 +360,30 @@ def start_warmup_call(
         body["budget_bytes"] = budget_bytes
     if deadline_s is not None:
         body["deadline_s"] = deadline_s
-    return Call("POST", "/v1/warmup", _reader(WarmupStatus), dumps(body), idempotent=False)
+    return Call(
+        "POST",
+        "/v1/warmup",
+        _reader(WarmupStatus),
+        dumps(body),
+        idempotent=False,
+        one_server=True,
+    )
 
 
 def steer_warmup_call(action: str) -> Call[WarmupStatus]:
     """Make the request that steers a running warm-up."""
-    return Call("PATCH", "/v1/warmup", _reader(WarmupStatus), dumps({"action": action}))
+    body = dumps({"action": action})
+    return Call("PATCH", "/v1/warmup", _reader(WarmupStatus), body, one_server=True)
 
 
 def ready_call() -> Call[Readiness]:
     """Make the request for readiness. Not ready is an answer here, not an error."""
-    return Call("GET", "/readyz", _read_readiness)
+    return Call("GET", "/readyz", _read_readiness, one_server=True)
 
 
 def text_call(path: str) -> Call[str]:
     """Make the request for a page of text."""
-    return Call("GET", path, lambda reply: _checked(reply).body.decode())
+    return Call("GET", path, lambda reply: _checked(reply).body.decode(), one_server=True)
 
 
 def dumps(value: Any) -> bytes:

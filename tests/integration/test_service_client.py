@@ -116,10 +116,10 @@ def test_one_try_finds_out_about_all_kept_connections(scripted: Callable[..., Sc
         for _ in range(5):
             connection = http.client.HTTPConnection("127.0.0.1", deaf.getsockname()[1])
             connection.connect()
-            client._give(connection)
+            client._give(client._servers.all[0], connection)
         first = http.client.HTTPConnection(server.url.removeprefix("http://"))
         first.connect()
-        client._give(first)  # the last one given is the first one taken
+        client._give(client._servers.all[0], first)  # the last one given is the first one taken
         assert client.ready().ready
         client.close()
 
