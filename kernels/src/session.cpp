@@ -109,9 +109,9 @@ void Searcher::Session::ask(std::size_t number, const float* query, const Search
   if (!flying_.empty() && scratch_->flight.poll()) land(answers);
   // What landed may want more: one flight a query would not keep up with that.
   while (waiting_pages_ > kWaitingPagesMax) {
-    if (!flying_.empty()) land(answers);
+    land(answers);
     if (waiting_pages_ > kWaitingPagesMax) {
-      launch();
+      launch(answers);
       scratch_->flight.issue();
     }
   }
@@ -120,7 +120,7 @@ void Searcher::Session::ask(std::size_t number, const float* query, const Search
     const bool due = left < kFlightQueries || waiting_since_ >= kFlightQueries ||
                      waiting_pages_ >= std::min(kFlightPages, flight_pages_max_);
     if (due && flying_.empty()) {
-      launch();
+      launch(answers);
       scratch_->flight.issue();
     }
   }
@@ -130,7 +130,7 @@ void Searcher::Session::ask(std::size_t number, const float* query, const Search
 void Searcher::Session::finish(Answers& answers) {
   whole_ = false;
   while (!flying_.empty() || !waiting_.empty()) {
-    if (flying_.empty()) launch();
+    if (flying_.empty()) launch(answers);
     land(answers);
   }
   whole_ = true;
@@ -157,8 +157,19 @@ void Searcher::Session::go_on(std::unique_ptr<Settling> settling, Rerank& rerank
   if (scratch_->spare.size() < kSpareMax) scratch_->spare.push_back(std::move(settling));
 }
 
-// Has read what the first of those that wait want, as many as go together.
-void Searcher::Session::launch() {
+// Has read what the first of those that wait want, as many as go together. Past the deadline, which
+// a batch has in common, all of them are answered as they are instead, and nothing flies.
+void Searcher::Session::launch(Answers& answers) {
+  if (!may_read(*waiting_.front())) {
+    flying_.swap(waiting_);
+    waiting_pages_ = 0;
+    for (std::unique_ptr<Settling>& settling : flying_) {
+      Rerank rerank(searcher_, *settling);
+      go_on(std::move(settling), rerank, answers);
+    }
+    flying_.clear();
+    return;
+  }
   std::vector<PageRef>& wanted = scratch_->wanted;
   wanted.clear();
   auto stays = waiting_.begin();
@@ -175,8 +186,9 @@ void Searcher::Session::launch() {
   waiting_since_ = 0;
 }
 
-// Waits for what is on its way, and goes on with the answers that wait for it.
+// Waits for what is on its way, if anything, and goes on with the answers that wait for it.
 void Searcher::Session::land(Answers& answers) {
+  if (flying_.empty()) return;
   const PinnedPages got = scratch_->flight.finish(flying_.front()->params.deadline);
   // A page that several wanted counts for the first of them; what came beside those that were
   // wanted, and second tries, for the first query.

@@ -226,6 +226,40 @@ void a_deadline_ends_flights(IoBackend backend) {
   f.pool.check();
 }
 
+// Queries that wait for a flight when their deadline passes are answered of what there is, and
+// nothing is read for them.
+void nothing_flies_past_the_deadline(IoBackend backend) {
+  std::mt19937 rng(11);
+  Fixture f(250, 900, true, 4096 * kPage, rng, false, true, false, backend);
+  Searcher searcher(f.pool, f.layout, f.quantizer);
+  SearchParams params = reads_all(60);
+  params.rerank_reads_max = 4;
+  const auto queries = Fixture::make(3, f.dim, rng);
+  f.load_walked();
+  for (auto time = std::chrono::milliseconds(20);; time *= 2) {
+    params.deadline = Clock::now() + time;
+    Kept kept(3, params.k);
+    Searcher::Session session(searcher);
+    const std::uint64_t reads = f.pool.stats().demand_reads;
+    for (std::size_t i = 0; i < 3; ++i) {
+      session.ask(i, queries.data() + i * f.dim, params, kept.answers[i].scores.data(), 1000, kept);
+    }
+    if (Clock::now() >= *params.deadline) continue;   // on a busy machine: once more, with longer
+    for (const Answer& answer : kept.answers) CHECK_EQ(answer.taken, 0);
+    while (Clock::now() < *params.deadline) std::this_thread::yield();
+    session.finish(kept);
+    CHECK_EQ(f.pool.stats().demand_reads, reads);
+    for (const Answer& answer : kept.answers) {
+      CHECK_EQ(answer.taken, 1);
+      CHECK(answer.rows[9] != kNoRow);
+      CHECK(answer.stats.deadline_hit);
+      CHECK_EQ(answer.stats.rounds, 0u);
+    }
+    break;
+  }
+  f.pool.check();
+}
+
 // A session that goes with a flight in the air, and one whose caller throws, leave nothing behind.
 void abandoned_batches_leave_nothing(IoBackend backend) {
   std::mt19937 rng(8);
@@ -347,6 +381,7 @@ int main() {
     failing_reads_cost_completeness(30, 30, backend);
     failing_reads_cost_completeness(100, 0, backend);
     a_deadline_ends_flights(backend);
+    nothing_flies_past_the_deadline(backend);
     abandoned_batches_leave_nothing(backend);
     few_wait_at_once(backend);
   }

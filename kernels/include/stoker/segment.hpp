@@ -208,7 +208,7 @@ class Searcher {
    private:
     std::unique_ptr<Settling> take_settling(const SearchParams& params);
     void go_on(std::unique_ptr<Settling> settling, Rerank& rerank, Answers& answers);
-    void launch();
+    void launch(Answers& answers);
     void land(Answers& answers);
 
     Searcher& searcher_;
