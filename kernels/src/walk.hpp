@@ -126,6 +126,7 @@ struct Searcher::Scratch {
   std::vector<std::uint32_t> visited_rows;    // to clear the bits again
   std::vector<std::uint32_t> links_missing;   // rows whose links page is absent
   std::vector<std::uint32_t> codes_missing;   // rows whose codes page is absent
+  std::vector<Candidate> starts;              // where a level is entered
   std::vector<std::uint32_t> neighbors;
   std::vector<const std::uint8_t*> pointers;
   std::vector<std::uint32_t> pointer_rows;
