@@ -193,14 +193,14 @@ class SealedSegment:
 
     def rows_of(self, keys: Sequence[Key]) -> NDArray[np.int64]:
         """Return the row of each document, -1 where it has none here."""
+        naming = self.entry.naming
+        names = [segment_id(key, naming) for key in keys]
+        if None not in names:
+            return self.segment.rows_of(names)
         rows = np.full(len(keys), -1, dtype=np.int64)
-        named = [
-            (at, name)
-            for at, key in enumerate(keys)
-            if (name := segment_id(key, self.entry.naming)) is not None
-        ]
+        named = [at for at, name in enumerate(names) if name is not None]
         if named:
-            rows[[at for at, _ in named]] = self.segment.rows_of([name for _, name in named])
+            rows[named] = self.segment.rows_of([names[at] for at in named])
         return rows
 
     def keys_at(self, rows: NDArray[np.int64], id_kind: IdKind) -> list[Key]:

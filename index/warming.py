@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -208,20 +209,22 @@ def _heat_keys(
     """Return documents and weights; heat may know them by (tenant, chunk id) or by id alone."""
     keys: list[Key] = []
     weights: list[float] = []
-    for at, (name, weight) in enumerate(heat.items()):
-        if at % _STEP_KEYS == 0:
-            rest()
-        tenant, chunk = name if isinstance(name, tuple) else (DEFAULT_TENANT, name)
-        if id_kind == "int" and not isinstance(chunk, int):
-            try:
-                chunk = int(chunk)
-            except ValueError:
-                continue  # Heat outlives what it is about; this is no document of ours.
-        wanted = chunk if id_kind == "int" else str(chunk)
-        # The same object where it is one: thousands of new ones would set off the collector.
-        same = isinstance(name, tuple) and wanted is name[1]
-        keys.append(name if same else (tenant, wanted))
-        weights.append(weight)
+    entries = iter(heat.items())
+    while step := list(itertools.islice(entries, _STEP_KEYS)):
+        for name, weight in step:
+            # The same object where it is one: thousands of new ones would set off the collector.
+            key = name if isinstance(name, tuple) else (DEFAULT_TENANT, name)
+            if id_kind != "int":
+                if not isinstance(key[1], str):
+                    key = key[0], str(key[1])
+            elif not isinstance(key[1], int):
+                try:
+                    key = key[0], int(key[1])
+                except ValueError:
+                    continue  # Heat outlives what it is about; this is no document of ours.
+            keys.append(key)
+            weights.append(weight)
+        rest()
     return keys, np.array(weights, dtype=np.float32)
 
 

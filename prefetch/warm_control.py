@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -109,8 +110,9 @@ def check_heat(heat: Heat, rest: Rest = no_rest) -> None:
     Raises:
         InputError: names the key.
     """
-    for at, (key, weight) in enumerate(heat.items()):
-        if not weight >= 0.0:
-            raise InputError(f"heat of {key!r} must be >= 0, got {weight}")
-        if at % STEP_KEYS == 0:
-            rest()
+    entries = iter(heat.items())
+    while step := list(itertools.islice(entries, STEP_KEYS)):
+        for key, weight in step:
+            if not weight >= 0.0:
+                raise InputError(f"heat of {key!r} must be >= 0, got {weight}")
+        rest()
