@@ -18,6 +18,9 @@ from stoker.index.hnsw_graph import GraphError, HnswGraph, UpperLevel
 
 _HNSW: Final = ("IndexHNSWFlat", "IndexHNSWSQ", "IndexHNSWCagra", "IndexHNSW")
 _NEIGHBORS_MAX: Final = 20_000
+_BINARY_MAGIC: Final = (
+    b"IB"  # of every index that faiss calls binary; the others begin with "I" too
+)
 # faiss has one limit for the whole process.
 _LIMIT_LOCK: Final = threading.Lock()
 
@@ -45,6 +48,12 @@ def read_faiss(path: Path) -> ForeignIndex:
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from error
     except (RuntimeError, MemoryError) as error:
+        with path.open("rb") as file:
+            binary = file.read(2) == _BINARY_MAGIC
+        if binary:
+            raise InputError(
+                f"{path}: a faiss index of binary codes; their vectors are not in the file"
+            ) from error
         first = str(error).splitlines()[-1] if str(error) else "unreadable"
         raise CorruptError(f"{path}: faiss cannot read it: {first[:300]}") from error
     return _taken(path, faiss, index)

@@ -54,11 +54,11 @@ def _index_facts(path: Path, settings: IndexSettings, *, checksums: bool) -> dic
     from stoker.index.segment import Segment
     from stoker.service.model_record import read_model_record
 
-    record = read_model_record(path)
     # Opened as a server would open it: the budget decides which codes walks compare.
     with Collection(path, "r", settings=settings) as served:
         navigation_bits = served.resident().navigation_bits
     with Collection(path, "r", memory_bytes=_POOL_BYTES) as collection:
+        record = read_model_record(path)
         residency = collection.resident()
         facts: dict[str, Any] = {
             "path": str(path),

@@ -63,9 +63,9 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"--budget-mib must be finite and >= 0, got {args.budget_mib}")
     path = Path(args.index)
     now_s = time.time()
-    graph = _saved_heat(path, config)
-    demand = {} if graph is None else graph.demand(now_s)
     with Collection(path, "r", memory_bytes=_POOL_BYTES) as collection:
+        graph = _saved_heat(path, config)
+        demand = {} if graph is None else graph.demand(now_s)
         source = CollectionIndex(collection)
         batches = source.unit_batches(demand)
         total = sum(len(batch.units) * batch.unit_bytes for batch in batches)

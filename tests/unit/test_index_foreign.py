@@ -354,6 +354,19 @@ def test_parquet_of_columns_with_one_name_is_refused(tmp_path: Path) -> None:
         read_foreign(path)
 
 
+@pytest.mark.parametrize("factory", ["BFlat", "BHNSW8", "BIVF2"])
+def test_a_faiss_index_of_bits_is_refused_and_not_called_damaged(
+    tmp_path: Path, factory: str
+) -> None:
+    index = faiss.index_binary_factory(64, factory)
+    codes = np.random.default_rng(0).integers(0, 256, (90, 8), dtype=np.uint8)
+    index.train(codes)
+    index.add(codes)
+    faiss.write_index_binary(index, str(tmp_path / "bits.faiss"))
+    with pytest.raises(InputError, match="binary codes"):
+        read_foreign(tmp_path / "bits.faiss")
+
+
 def test_npy_with_more_behind_its_array_is_refused(tmp_path: Path, points: np.ndarray) -> None:
     path = tmp_path / "v.npy"
     with path.open("wb") as file:
@@ -363,7 +376,10 @@ def test_npy_with_more_behind_its_array_is_refused(tmp_path: Path, points: np.nd
         read_foreign(path)
 
 
-@pytest.mark.parametrize("array", [np.zeros(3), np.zeros((2, 2, 2)), np.array([["a"]])])
+@pytest.mark.parametrize(
+    "array",
+    [np.zeros(3), np.zeros((2, 2, 2)), np.array([["a"]]), np.zeros((3, 2), object)],
+)
 def test_npy_of_another_shape_or_kind_is_refused(tmp_path: Path, array: np.ndarray) -> None:
     path = tmp_path / "v.npy"
     np.save(path, array)

@@ -181,6 +181,10 @@ def test_usage_errors(capsys: pytest.CaptureFixture[str]) -> None:
         ("inspect nothing", 3, "`stoker index` builds one"),
         ("verify nothing", 3, "no such folder"),
         ("repair nothing", 3, "no such folder"),
+        *(
+            (f"{command} {__file__}", 3, "no such folder")
+            for command in ("plan", "inspect", "verify", "repair", "serve")
+        ),
         ("replay nothing", 3, "no such file or folder"),
         ("reuse evaluate --pairs nothing", 3, "nothing: cannot be read: No such file"),
         ("bench coldstart --vectors nothing", 3, "nothing: cannot be read: No such file"),
