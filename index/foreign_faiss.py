@@ -18,9 +18,8 @@ from stoker.index.hnsw_graph import GraphError, HnswGraph, UpperLevel
 
 _HNSW: Final = ("IndexHNSWFlat", "IndexHNSWSQ", "IndexHNSWCagra", "IndexHNSW")
 _NEIGHBORS_MAX: Final = 20_000
-_BINARY_MAGIC: Final = (
-    b"IB"  # of every index that faiss calls binary; the others begin with "I" too
-)
+# Of every index that faiss calls binary; the others begin with "I" too.
+_BINARY_MAGIC: Final = b"IB"
 # faiss has one limit for the whole process.
 _LIMIT_LOCK: Final = threading.Lock()
 

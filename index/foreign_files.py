@@ -48,9 +48,8 @@ def read_npy(path: Path) -> ForeignIndex:
         raise InputError(f"{path}: cannot be read: {error}") from error
     except _NPY_REFUSALS as error:
         said = str(error).partition("\n")[0] or type(error).__name__
-        if (
-            "Python objects" in said
-        ):  # Whole, and of no use: what it would unpickle may do anything.
+        # Whole, and of no use: what it would unpickle may do anything.
+        if "Python objects" in said:
             raise InputError(f"{path}: expected numbers, found Python objects") from error
         raise CorruptError(f"{path}: not a whole .npy file: {said}") from error
     if vectors.ndim != 2:
