@@ -32,7 +32,7 @@ _WAIT_S_MAX: Final = 0.003
 class Callers:
     """How many requests have begun that somebody waits for, and are not answered.
 
-    A context manager around each of them, for the event loop's thread alone; any thread may wait.
+    A context manager around each of them. Safe from several threads.
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -41,10 +41,12 @@ class Callers:
         self.clock = clock
         self.gaps = 0  # how often the last one has been answered
         self._answered_s = clock() - _QUIET_S
+        self._lock = threading.Lock()  # around the numbers, never around a wait
         self._waiting: deque[Any] = deque()  # a held lock of each thread that waits
 
     def __enter__(self) -> None:
-        self.count += 1
+        with self._lock:
+            self.count += 1
 
     def __exit__(
         self,
@@ -52,13 +54,15 @@ class Callers:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.count -= 1
-        if self.count:
-            return
-        self.gaps += 1
-        self._answered_s = self.clock()
-        while self._waiting:
-            self._waiting.popleft().release()
+        with self._lock:
+            self.count -= 1
+            if self.count:
+                return
+            self._answered_s = self.clock()
+            self.gaps += 1
+        for _ in range(len(self._waiting)):
+            with contextlib.suppress(IndexError):  # one that has given up meanwhile
+                self._waiting.popleft().release()
 
     def wait_gap(self, used: int) -> int:
         """Wait until it is a good moment for a piece, for a few milliseconds at most.

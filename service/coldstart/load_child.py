@@ -27,6 +27,7 @@ from stoker.service.coldstart.load_job import (
     LoadRecord,
 )
 from stoker.service.coldstart.process_io import device_bytes, ids_bytes
+from stoker.service.turns import Callers
 
 _SAMPLE_S = 0.02
 _PROBES = 9
@@ -60,14 +61,15 @@ def run_job(job: LoadJob) -> LoadRecord:
     before = device_bytes()
     index = CollectionIndex(Collection(Path(job.index_path), "r", memory_bytes=None))
     clock = _Clock(started_ns)
-    loader = _Loader(job, index, clock)
+    callers = Callers()
+    loader = _Loader(job, index, clock, callers)
     loader.open()
     opened_s = clock.now()
     sampler = _Sampler(clock, before)
     if job.gated:
         loader.run()
     begins_s = clock.now() if job.gated else opened_s
-    traffic = _Traffic(job, index, queries, arrivals, clock, begins_s)
+    traffic = _Traffic(job, index, queries, arrivals, clock, begins_s, callers)
     counted = index.page_counts()
     traffic.start()
     if not job.gated:
@@ -149,6 +151,7 @@ class _Traffic:
         arrivals: Any,
         clock: _Clock,
         begins_s: float,
+        callers: Callers,
     ) -> None:
         import numpy as np
 
@@ -157,6 +160,7 @@ class _Traffic:
         self._queries = queries
         self._due = (arrivals + begins_s).tolist()
         self._clock = clock
+        self._callers = callers
         self._lock = threading.Lock()
         self._next = 0
         self._error: BaseException | None = None
@@ -202,7 +206,8 @@ class _Traffic:
                 wait_s = self._due[number] - self._clock.now()
                 if wait_s > 0:
                     time.sleep(wait_s)
-                self._answer(number)
+                with self._callers:
+                    self._answer(number)
         except BaseException as error:
             self._error = error
 
@@ -225,8 +230,9 @@ class _Traffic:
 class _Loader:
     """Loads what the job says, in the calling thread, as a server's warm-up thread does."""
 
-    def __init__(self, job: LoadJob, index: Any, clock: _Clock) -> None:
+    def __init__(self, job: LoadJob, index: Any, clock: _Clock, callers: Callers) -> None:
         self._job = job
+        self._callers = callers
         self._index = index
         self._clock = clock
         self._heat: Any = None
@@ -324,6 +330,7 @@ class _Loader:
             coverage=lambda: KNOWN if heat is None else heat.coverage(now_s),
             held_back=lambda: () if heat is None else heat.sink.held_back(now_s),
             accesses_since=lambda since_s: self._asked,
+            callers=self._callers,
         )
         self._runner = runner
         runner.start(

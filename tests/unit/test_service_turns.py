@@ -137,6 +137,34 @@ def test_a_gap_lets_all_work_go_on() -> None:
     assert not callers._waiting
 
 
+def test_callers_of_many_threads_are_counted_and_let_work_go_on() -> None:
+    callers = Callers()
+    work = Turns(callers, pause=Pauses())
+    done = threading.Event()
+
+    def call() -> None:
+        for _ in range(2_000):
+            with callers:
+                pass
+
+    def compute() -> None:
+        while not done.is_set():
+            work.let_by()
+
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    worker = threading.Thread(target=compute)
+    for thread in (worker, *threads):
+        thread.start()
+    for thread in threads:
+        thread.join(60.0)
+    done.set()
+    worker.join(60.0)
+    assert not worker.is_alive()
+    assert callers.count == 0
+    assert 1 <= callers.gaps <= 8_000
+    assert not callers._waiting
+
+
 def test_a_request_that_fails_no_longer_waits() -> None:
     callers = Callers()
     with pytest.raises(ValueError, match="no"), callers:
