@@ -6,9 +6,10 @@ kept is what the worst kind of query reached, and beside it what those reached t
 what they found than nearly all of the other kinds: a walk can see that of a query when it has met
 its best row, and a far narrower one is then enough.
 
-Others are drawn at random, with no regard to what is stored. Walks find less of what those ask
-for, and no target is set by them; but the answer to one like them promises what they reached, and
-no more. Answers tell them apart by how near the best row is: see `recall_bounds.nearness`.
+Others are drawn at random. Walks find less of what those ask for, the less the farther they lie,
+and the width of no first walk is set by them; but a query like them is walked on for as wide as
+they need, and its answer promises what they reached, and no more. Searches tell them apart by how
+near the best row is: see `recall_bounds.nearness`.
 
 All of it is measured of two sorts of walks: those that enter the bottom level at one place, and
 those that walk the level above as widely and enter it at all that they find (`narrowest`).
@@ -17,7 +18,6 @@ those that walk the level above as widely and enter it at all that they find (`n
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +26,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.index.held_out import KINDS, K, Probe
+from stoker.index.held_out import KINDS, STRANGERS, K, Probe
 from stoker.index.manifest import FILES, Calibration, Manifest
 from stoker.index.segment import Segment
 from stoker.index.settings import IndexSettings
@@ -36,6 +36,8 @@ CONFIDENCE: Final = 0.95
 # from query to query; and from which width on.
 _QUERIES_WIDE: Final = 512
 _WIDE_FROM: Final = 192
+# Of those at random, how many the stages of loading are asked: the first, which lie farthest.
+_STRANGERS_STAGES: Final = 128
 # How many of them, the first, targets are kept for. All count for what is promised.
 _TARGET_KINDS: Final = 3
 # Mean recall from which on wider walks are not measured.
@@ -49,6 +51,16 @@ _COST_WIDTH: Final = 64
 _READ_BYTES: Final = 64 << 20
 # Vectors that one measured query may read: more than any leaves in doubt.
 _READS_MAX: Final = 256
+# The half of the vectors that counts as resident: whole runs of pages, as they are loaded, drawn by
+# chance. Nobody knows yet what will be hot, and an expected recall is asked for by how much of the
+# demand finds its vectors: of a half by chance half does, of the first half of the file whatever
+# topics lie there.
+_RUN_PAGES: Final = 16
+_HALF_SEED: Final = 20_261_130
+# How many times as many rows as are asked for may be settled by their vectors, and of how many
+# queries those lie in memory together.
+_SETTLED: Final = 3
+_HALF_QUERIES: Final = 64
 
 
 def _reached(recall: NDArray[np.float64]) -> float:
@@ -111,7 +123,8 @@ def _target_mean(recall: NDArray[np.float64]) -> float:
 
 def calibrate(folder: Path, manifest: Manifest, probe: Probe) -> Manifest:
     """Search the sealed files with the held-out queries; return the manifest with the findings."""
-    few = probe.fewer(_QUERIES_WIDE)
+    few = probe.fewer(_QUERIES_WIDE, STRANGERS)
+    by_stage = probe.fewer(_QUERIES_WIDE, _STRANGERS_STAGES)
     walk_error, refine_error = _estimate_errors(folder, manifest, few, bits=4)
     coarse_error = 0.0
     if manifest.has_coarse:
@@ -140,20 +153,23 @@ def calibrate(folder: Path, manifest: Manifest, probe: Probe) -> Manifest:
     with _opened(folder, manifest, bits=4) as segment:
         nearness_low, strange_nearness_low = probe.nearness_lows(segment)
         near_from, near = probe.near_ones(segment)
-        alike = probe.nearness(segment) >= nearness_low
-        asked = _Asked(probe, alike, near), _Asked(few, probe.of_fewer(alike, few.known), None)
+        nearness = probe.nearness(segment)
+        alike = nearness[probe.known :] >= nearness_low
+        edges, bands = probe.strange_bands(nearness, nearness_low)
+        asked = _Asked(probe, few, alike, bands, near)
         largest = min(_WIDTHS[-1], manifest.count)
-        from_memory = functools.partial(_recall, segment, few, reading=False)
         _load(segment, "upper")
-        upper = from_memory(k)
+        upper = by_stage.recall_of(_from_memory(segment, by_stage, k, k))
         _load(segment, "links", "vectors" if manifest.walks_vectors else "codes")
-        by_code = from_memory(largest)
+        by_code = by_stage.recall_of(_from_memory(segment, by_stage, largest, k))
         _load(segment, "refine")
-        refined = from_memory(largest)
+        settled = _from_memory(segment, by_stage, largest, _SETTLED * k)
+        refined = by_stage.recall_of(settled[:, :k])
+        half = _half_recall(segment, by_stage, largest, settled)
         found = _by_width(segment, asked, widths)
         entry_cost = _entry_cost(segment, few, min(_COST_WIDTH, largest))
         entry = _by_width(segment, asked, widths, entered=(entry_cost, found))
-    coarse = coarse_entry = _ByWidth((), (), (), (), (), (), ())
+    coarse = coarse_entry = _ByWidth(*((),) * len(_ByWidth._fields))
     if manifest.has_coarse:
         with _opened(folder, manifest, bits=2) as segment:
             _load(segment, "upper", "links", "coarse", "codes", "refine")
@@ -177,25 +193,32 @@ def calibrate(folder: Path, manifest: Manifest, probe: Probe) -> Manifest:
             coarse_recall_sure=coarse.sures,
             entry_sure=entry.sures,
             coarse_entry_sure=coarse_entry.sures,
+            strange_below=edges,
             strange_mean=found.strange_means,
             strange_low=found.strange_lows,
+            strange_sure=found.strange_sures,
             coarse_recall_mean=coarse.means,
             coarse_recall_low=coarse.lows,
             coarse_strange_mean=coarse.strange_means,
             coarse_strange_low=coarse.strange_lows,
+            coarse_strange_sure=coarse.strange_sures,
             entry_mean=entry.means,
             entry_low=entry.lows,
             entry_strange_mean=entry.strange_means,
             entry_strange_low=entry.strange_lows,
+            entry_strange_sure=entry.strange_sures,
             coarse_entry_mean=coarse_entry.means,
             coarse_entry_low=coarse_entry.lows,
             coarse_entry_strange_mean=coarse_entry.strange_means,
             coarse_entry_strange_low=coarse_entry.strange_lows,
+            coarse_entry_strange_sure=coarse_entry.strange_sures,
             entry_cost=entry_cost,
-            upper_mean=_target_mean(upper[: few.known]),
+            upper_mean=_target_mean(upper[: by_stage.known]),
             upper_low=_reached(upper),
-            code_recall=_target_mean(by_code[: few.known]),
-            refined_recall=_target_mean(refined[: few.known]),
+            code_recall=_target_mean(by_code[: by_stage.known]),
+            refined_recall=_target_mean(refined[: by_stage.known]),
+            half_recall=_target_mean(half[: by_stage.known]),
+            half_low=_reached(half),
         ),
     )
 
@@ -215,24 +238,25 @@ def _load(segment: Segment, *kinds: str) -> None:
 
 
 def _recall(
-    segment: Segment, probe: Probe, width: int, *, reading: bool, widely: bool = False
+    segment: Segment, probe: Probe, width: int, *, widely: bool = False
 ) -> NDArray[np.float64]:
-    """Recall of each held-out query, float64, shape (nq,).
+    """Recall of each held-out query, float64, shape (nq,), as if all vectors were resident.
+
+    Answers are scored by their full vectors, which are read.
 
     Args:
-        reading: Score answers by their full vectors, reading them, as if all were resident. Else
-            answer from what is resident alone.
         widely: Walk the level above the bottom as widely.
     """
-    hits = segment.search(
-        probe.queries,
-        probe.rows.shape[1],
-        ef=width,
-        entry_ef=width if widely else None,
-        recall_target=1.0 if reading else None,
-        resident_only=not reading,
-    )
+    entry_ef = width if widely else None
+    k = probe.rows.shape[1]
+    hits = segment.search(probe.queries, k, ef=width, entry_ef=entry_ef, recall_target=1.0)
     return probe.recall_of(hits.rows)
+
+
+def _from_memory(segment: Segment, probe: Probe, width: int, k: int) -> NDArray[np.int64]:
+    """Rows that each held-out query finds in what is resident alone, int64, shape (nq, k)."""
+    hits = segment.search(probe.queries, min(k, segment.count), ef=width, resident_only=True)
+    return hits.rows
 
 
 def _entry_cost(segment: Segment, probe: Probe, width: int) -> float:
@@ -244,9 +268,43 @@ def _entry_cost(segment: Segment, probe: Probe, width: int) -> float:
     """
     counts = [sum(segment.page_counts())]
     for widely in (False, True):
-        _recall(segment, probe, width, reading=True, widely=widely)
+        _recall(segment, probe, width, widely=widely)
         counts.append(sum(segment.page_counts()))
     return (counts[2] - counts[1]) / max(counts[1] - counts[0], 1)
+
+
+def _half_recall(
+    segment: Segment, probe: Probe, width: int, settled: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Recall of each query with half of the vectors in memory, the rest of them nowhere.
+
+    No more pages of vectors are loaded than answers can be settled by: a segment may be larger than
+    memory. Pages of vectors that are there now are there afterwards.
+
+    Args:
+        settled: int64, (nq, n): the best rows without vectors; none that are farther count.
+    """
+    count = sum(len(batch.units) for batch in segment.unit_batches() if batch.kind == "vectors")
+    rng = np.random.default_rng(_HALF_SEED)
+    # Where there are few pages in all, shorter runs part them evenly.
+    length = min(max(count // _RUN_PAGES, 1), _RUN_PAGES)
+    halves = np.repeat(rng.permutation(-(-count // length)) % 2 == 0, length)[:count]
+    k = probe.rows.shape[1]
+    found = np.empty((len(probe.queries), k), np.int64)
+    before = segment.resident_units("vectors")
+    away = before[~halves[before]]
+    segment.evict_units("vectors", away)
+    for start in range(0, len(found), _HALF_QUERIES):
+        part = slice(start, start + _HALF_QUERIES)
+        pages = np.empty(0, np.uint32)
+        if not segment.manifest.walks_vectors:
+            wanted = segment.vector_pages(settled[part])
+            pages = wanted[halves[wanted]]
+            segment.load_units("vectors", pages)
+        found[part] = segment.search(probe.queries[part], k, ef=width, resident_only=True).rows
+        segment.evict_units("vectors", pages)
+    segment.load_units("vectors", before)
+    return probe.recall_of(found)
 
 
 class _Asked(NamedTuple):
@@ -254,19 +312,24 @@ class _Asked(NamedTuple):
 
     Attributes:
         probe: They.
-        alike: Which of them lie as near to what they find as known ones do.
-        near: Which of them are near, where those are measured apart.
+        few: Those of them that wide walks are asked.
+        alike: Which of those at random lie as near to what they find as known ones do.
+        bands: Which of those at random are of each band; see `Probe.strange_bands`.
+        near: Which queries are near.
     """
 
     probe: Probe
+    few: Probe
     alike: NDArray[np.bool_]
-    near: NDArray[np.bool_] | None
+    bands: list[NDArray[np.bool_]]
+    near: NDArray[np.bool_]
 
 
 class _ByWidth(NamedTuple):
-    """Mean and lower bound of the recall at each width: of known queries, random and near ones.
+    """Mean and lower bound of the recall at each width, and what the mean is at least.
 
-    And what the mean of known ones is at least: see `_sure_mean`.
+    See `_sure_mean`. Of known queries; of those at random, band after band; of near ones, of which
+    nothing is said of what unseen ones reach.
     """
 
     means: tuple[float, ...]
@@ -274,13 +337,14 @@ class _ByWidth(NamedTuple):
     sures: tuple[float, ...]
     strange_means: tuple[float, ...]
     strange_lows: tuple[float, ...]
+    strange_sures: tuple[float, ...]
     near_means: tuple[float, ...]
     near_lows: tuple[float, ...]
 
 
 def _by_width(
     segment: Segment,
-    asked: tuple[_Asked, _Asked],
+    asked: _Asked,
     widths: Sequence[int],
     *,
     entered: tuple[float, _ByWidth] | None = None,
@@ -288,43 +352,72 @@ def _by_width(
     """Measure each width; of the known queries the kind that fares worst counts.
 
     A wider walk can only meet more; noise in the sample must not say otherwise. Nor is more
-    measured where nothing is left to find, or nobody would choose it.
+    measured of those that have nothing left to find, or nobody would choose it.
 
     Args:
         segment: To search.
-        asked: All queries, and those of them that wide walks are asked.
+        asked: Which queries.
         widths: To measure, rising.
         entered: Measure walks that enter the bottom widely, which cost so many times their width;
             and what was found of the others: wider ones than find all are not wanted.
     """
-    enough, cost = math.inf, 1.0
+    enough, strange_enough, cost = math.inf, math.inf, 1.0
     if entered is not None:
         cost, other = entered
-        whole = (w for w, mean in zip(widths, other.means, strict=True) if mean >= _WHOLE)
-        enough = next(whole, math.inf)
-    measured: list[tuple[float, ...]] = []
+        per_band = np.reshape(other.strange_means, (-1, len(widths)))
+        enough, strange_enough = (
+            next((w for w, mean in zip(widths, means, strict=True) if mean >= _WHOLE), math.inf)
+            for means in (other.means, per_band.min(axis=0))
+        )
+    known: list[tuple[float, ...]] = []
+    strange: list[tuple[float, ...]] = []
+    near: list[tuple[float, ...]] = []
+    of_strangers = np.empty(0)
+    bands = len(asked.bands)
     for width in widths:
-        if measured and (measured[-1][0] >= _WHOLE or width * cost >= enough):
-            measured.append(measured[-1])
-            continue
-        probe, alike, near = asked[width >= _WIDE_FROM]
-        recall = _recall(segment, probe, width, reading=True, widely=entered is not None)
-        strange = recall[probe.known :]
-        found = [
-            *_worst_kind(recall[: probe.known], strange[alike[probe.known :]]),
-            float(strange.mean()),
-            _reached(strange),
-        ]
-        if entered is None and near is not None and near.any():
-            found += [float(recall[near].mean()), _reached(recall[near])]
-        elif measured:
-            found += measured[-1][len(found) :]
-        measured.append(tuple(found))
-    columns = [
-        tuple(float(value) for value in column)
-        for column in np.maximum.accumulate(measured, axis=0).T
-    ]
-    return _ByWidth(*columns, *((),) * (len(_ByWidth._fields) - len(columns)))
+        ask_known = not known or not (known[-1][0] >= _WHOLE or width * cost >= enough)
+        ask_strange = not strange or not (
+            min(strange[-1][::3]) >= _WHOLE or width * cost >= strange_enough
+        )
+        probe = asked.few if width >= _WIDE_FROM else asked.probe
+        part = probe.fewer(probe.known if ask_known else 0, STRANGERS if ask_strange else 0)
+        recall = np.empty(0)
+        if ask_known or ask_strange:
+            recall = _recall(segment, part, width, widely=entered is not None)
+        if ask_strange:
+            of_strangers = recall[part.known :]
+        if ask_known:
+            known.append(_worst_kind(recall[: part.known], of_strangers[asked.alike]))
+        else:
+            known.append(known[-1])
+        strange.append(
+            tuple(
+                value
+                for band in asked.bands
+                for value in (
+                    float(of_strangers[band].mean()),
+                    _reached(of_strangers[band]),
+                    _sure_mean(of_strangers[band]),
+                )
+            )
+        )
+        if entered is None and asked.near.any():
+            if ask_known and probe is asked.probe:
+                of_near = recall[: part.known][asked.near[: part.known]]
+                near.append((float(of_near.mean()), _reached(of_near)))
+            else:
+                near.append(near[-1])
+    columns = [_rising(rows) for rows in (known, strange, near)]
+    by_band = [sum((columns[1][3 * band + at] for band in range(bands)), ()) for at in range(3)]
+    return _ByWidth(*columns[0], *by_band, *(columns[2] or ((), ())))
+
+
+def _rising(rows: list[tuple[float, ...]]) -> list[tuple[float, ...]]:
+    """Columns of what was measured at each width, none of which falls."""
+    if not rows:
+        return []
+    rising = np.maximum.accumulate(np.maximum(rows, 0.0), axis=0)
+    return [tuple(float(value) for value in column) for column in rising.T]
 
 
 def _estimate_errors(

@@ -1,7 +1,7 @@
 """Held-out queries, and their true neighbors, found while the vectors to be sealed stream past.
 
-Drawn near, far from and between stored vectors, and others at random, with no regard to what is
-stored. `stoker.index.calibration` asks a sealed segment them.
+Drawn near, far from and between stored vectors, and others at random: with no regard to what is
+stored, or lying among it but near nothing. `stoker.index.calibration` asks a sealed segment them.
 """
 
 from __future__ import annotations
@@ -26,9 +26,17 @@ K: Final = 10
 # which is half of what a walk may lose.
 _QUERIES: Final = 1024
 KINDS: Final = ("near", "far", "between", "halves")
-_STRANGERS: Final = 128
+STRANGERS: Final = 256
 # Of the random queries' lengths over those of the vectors about their centre.
 _STRANGE_LENGTHS: Final = (0.5, 4.0)
+# Of those at random among the vectors: stored ones that each is a weighted sum of, its length over
+# theirs, and that of the noise in it over its own.
+_SUMMED: Final = 8
+_SUM_LENGTHS: Final = (0.5, 2.0)
+_SUM_NOISE: Final = (0.25, 4.0)
+# Bands that strange queries are parted into, by how near they lie, and how many each has at least.
+_BANDS: Final = 2
+_BAND_MIN: Final = 64
 # Share of the queries that may lie farther from their answers than is called known.
 _FARTHEST: Final = 0.01
 # How much nearer than it is a float32 score may make a row seem, or farther.
@@ -72,9 +80,12 @@ class Probe:
         (a cosine of 0.84 and more: a passage looks for its like), *far* from it (0.5 to 0.75: a
         question looks for a passage), *between* two that have nothing to do with each other, and
         *halves*, as near to the one as to the other: no width is chosen by those, which are seldom
-        asked, but what is promised has to hold for them too. Then 128, or as many as those if they
-        are fewer, in random directions, half from the origin and half from the vectors' centre, at
-        half to four times the vectors' distance from it.
+        asked, but what is promised has to hold for them too. Then 256, or as many as those if they
+        are fewer. A third of them lie in random directions, half from the origin and half from the
+        vectors' centre, at half to four times the vectors' distance from it. The others are made of
+        differences of eight vectors to the centre, at random weights, and of noise, from little to
+        much: they point where vectors do, as questions asked of another corpus do, and yet no one
+        vector is what they are about.
         """
         count = len(rows)
         if count < _ROWS_MIN:
@@ -101,11 +112,7 @@ class Probe:
                 0.5 * base + 0.5 * other + 0.3 * reach * noise,
             ],
         ).astype(np.float32)
-        strange = rng.standard_normal((min(_STRANGERS, queries), base.shape[1]))
-        low, high = np.log(_STRANGE_LENGTHS)
-        strange *= np.exp(rng.uniform(low, high, (len(strange), 1))) * size.mean()
-        strange /= np.sqrt(base.shape[1])
-        strange[::2] += centre
+        strange = _strangers(rng, base - centre, centre, min(STRANGERS, queries))
         drawn = np.concatenate([drawn, strange.astype(np.float32)])
         if metric == "cosine":
             drawn = unit_rows(drawn)
@@ -171,19 +178,53 @@ class Probe:
         self.scores = np.take_along_axis(scores, best, 1)
         self.rows = np.take_along_axis(rows, best, 1)
 
-    def fewer(self, known: int) -> Probe:
-        """Return those with the first ``known`` of the known queries, once all vectors were met."""
-        return dataclasses.replace(
+    def fewer(self, known: int, strangers: int) -> Probe:
+        """Return the first ``known`` queries and ``strangers``, once all vectors were met."""
+
+        def of(values: NDArray[Any]) -> NDArray[Any]:
+            at_random = values[self.known : self.known + strangers]
+            return np.concatenate([values[: min(known, self.known)], at_random])
+
+        part = dataclasses.replace(
             self,
             known=min(known, self.known),
-            queries=self.of_fewer(self.queries, known),
-            scores=self.of_fewer(self.scores, known),
-            rows=self.of_fewer(self.rows, known),
+            queries=of(self.queries),
+            scores=of(self.scores),
+            rows=of(self.rows),
         )
+        part.__dict__["_equals"] = self._equals  # Of all vectors: worked out once for all parts.
+        return part
 
-    def of_fewer(self, values: NDArray[Any], known: int) -> NDArray[Any]:
-        """Return of one value a query those that belong to `fewer`."""
-        return np.concatenate([values[: min(known, self.known)], values[self.known :]])
+    def strange_bands(
+        self, near: NDArray[np.float64], low: float
+    ) -> tuple[tuple[float, ...], list[NDArray[np.bool_]]]:
+        """Part those at random that lie farther than known ones do into bands of as many each.
+
+        What a walk misses of what such a query asks for depends more on how far it lies than on
+        anything else that is seen of it.
+
+        Args:
+            near: `nearness` of all queries.
+            low: Nearness from which on queries are like known ones.
+
+        Returns:
+            (upper edges of the bands, falling; which of those at random are of each). Where few lie
+            so far, all of them are one band.
+        """
+        strange = near[self.known :]
+        far = ~(strange >= low)
+        count = int(far.sum())
+        bands = min(max(count // _BAND_MIN, 1), _BANDS)
+        if count < _BAND_MIN:
+            return (low,), [np.ones(len(strange), np.bool_)]
+        # What no number is near lies farthest.
+        placed = np.nan_to_num(strange[far], nan=float(np.finfo(np.float32).min))
+        cuts = np.sort(placed)[[count * part // bands for part in range(bands - 1, 0, -1)]]
+        edges = (low, *(float(cut) for cut in cuts))
+        at = np.zeros(len(strange), np.int64)
+        for edge in edges:
+            at += ~(strange >= edge)
+        return edges, [at == band + 1 for band in range(bands)]
 
     def nearness_lows(self, segment: Segment) -> tuple[float, float]:
         """How near at least the known queries lie to their neighbors, and those at random.
@@ -241,6 +282,36 @@ class Probe:
             return unlike
 
         return recall_of(named(found), named(self.rows))
+
+
+def _strangers(
+    rng: np.random.Generator,
+    about: NDArray[np.float32],
+    centre: NDArray[np.float32],
+    count: int,
+) -> NDArray[np.float64]:
+    """Draw the queries at random; see `Probe.draw`. ``about``: vectors less their ``centre``."""
+    dim = about.shape[1]
+    size = float(np.linalg.norm(about, axis=1).mean())
+
+    def lengths(bounds: tuple[float, float], number: int) -> NDArray[np.float64]:
+        low, high = bounds
+        drawn: NDArray[np.float64] = low * (high / low) ** rng.uniform(0.0, 1.0, (number, 1))
+        return drawn
+
+    random = rng.standard_normal((-(-count // 3), dim))
+    random *= lengths(_STRANGE_LENGTHS, len(random)) * size / np.sqrt(dim)
+    random[::2] += centre
+    number = count - len(random)
+    weights = rng.standard_normal((number, _SUMMED))
+    chosen = about[rng.integers(0, len(about), (number, _SUMMED))]
+    summed = np.einsum("nm,nmd->nd", weights, chosen) / np.sqrt(_SUMMED)
+    noise = rng.standard_normal((number, dim)) * size / np.sqrt(dim)
+    summed += lengths(_SUM_NOISE, number) * noise
+    # As long as vectors are, some shorter and some longer.
+    norms = np.maximum(np.linalg.norm(summed, axis=1, keepdims=True), 1e-30)
+    summed *= lengths(_SUM_LENGTHS, number) * size / norms
+    return np.concatenate([random, centre + summed])
 
 
 def recall_of(found: NDArray[np.int64], truth: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -37,6 +37,8 @@ FILES: Final = {
     "transform": "transform.stk",
     "coarse": "coarse.stk",
 }
+# Bands of strange queries: as many as searches take.
+BANDS_MAX: Final = 4
 # The one file that a segment may do without: version 1 did, and so do vectors too short for it.
 OPTIONAL: Final = "coarse"
 
@@ -52,6 +54,17 @@ class LevelLayout:
     per_page: int
     first_page: int
     page_count: int
+
+
+class ByWidth(NamedTuple):
+    """Recall at each width: the mean, what the stated share reached, what unseen ones reach.
+
+    The last is empty where nobody worked it out.
+    """
+
+    means: tuple[float, ...]
+    lows: tuple[float, ...]
+    sures: tuple[float, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,10 +92,15 @@ class Calibration:
         nearness_low: How near the queries lay to what they found (`recall_bounds.nearness`), the
             farthest hundredth left out. Queries that lie farther are strange.
         strange_nearness_low: The same of queries at random. Nothing is known of farther ones.
-        strange_mean: As ``recall_mean``, of queries at random; empty where they were not measured.
+        strange_below: Bands of strange queries, by how near they lie: the upper edge of each,
+            falling, from ``nearness_low`` on. Empty where all of them are one band.
+        strange_mean: As ``recall_mean``, of queries that lie as far as that, band after band; empty
+            where they were not measured.
         strange_low: As ``recall_low``, of those.
+        strange_sure: As ``recall_sure``, of those.
         coarse_strange_mean: As ``strange_mean``, of walks on coarse codes.
         coarse_strange_low: As ``strange_low``, of those.
+        coarse_strange_sure: As ``strange_sure``, of those.
         near_from: How near queries lie to what they find of which nearly all are *near* ones: what
             was found of those alone says what narrow walks do for such. 0 where none were measured.
         near_mean: As ``recall_mean``, of near queries from there on; empty without them.
@@ -94,16 +112,21 @@ class Calibration:
         entry_low: As ``recall_low``, of those.
         entry_strange_mean: As ``strange_mean``, of those.
         entry_strange_low: As ``strange_low``, of those.
+        entry_strange_sure: As ``strange_sure``, of those.
         coarse_entry_mean: As ``entry_mean``, of walks on coarse codes.
         coarse_entry_low: As ``entry_low``, of those.
         coarse_entry_strange_mean: As ``entry_strange_mean``, of those.
         coarse_entry_strange_low: As ``entry_strange_low``, of those.
+        coarse_entry_strange_sure: As ``entry_strange_sure``, of those.
         recall_sure: What the mean over queries that were not drawn is at least, at 95 % confidence,
             where ``recall_mean`` is that of those that were. Empty where nobody worked it out.
         coarse_recall_sure: The same of walks on coarse codes.
         entry_sure: The same of walks that enter widely.
         coarse_entry_sure: The same of those on coarse codes.
         entry_cost: Records that such walks look at over those of the others, at equal width.
+        half_recall: As ``refined_recall``, with half of the vectors in memory too, whole runs of
+            pages by chance. None where nobody measured it.
+        half_low: The recall that the stated share of those queries reached.
     """
 
     queries: int
@@ -146,6 +169,13 @@ class Calibration:
     coarse_recall_sure: tuple[float, ...] = ()
     entry_sure: tuple[float, ...] = ()
     coarse_entry_sure: tuple[float, ...] = ()
+    strange_below: tuple[float, ...] = ()
+    strange_sure: tuple[float, ...] = ()
+    coarse_strange_sure: tuple[float, ...] = ()
+    entry_strange_sure: tuple[float, ...] = ()
+    coarse_entry_strange_sure: tuple[float, ...] = ()
+    half_recall: float | None = None
+    half_low: float | None = None
 
     @property
     def knows_strangers(self) -> bool:
@@ -158,13 +188,20 @@ class Calibration:
             return self.coarse_recall_mean, self.coarse_recall_low
         return self.recall_mean, self.recall_low
 
-    def strange_by_width(self, bits: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """The same of queries at random; as `by_width` where nobody measured them."""
+    @property
+    def strange_edges(self) -> tuple[float, ...]:
+        """Upper edges of the bands of strange queries, falling: at least one."""
+        return self.strange_below or (self.nearness_low,)
+
+    def strange_by_width(self, bits: int, *, enters_widely: bool = False) -> tuple[ByWidth, ...]:
+        """What each band of strange queries reached; empty where nobody measured them."""
         if not self.knows_strangers:
-            return self.by_width(bits)
-        if bits == 2:
-            return self.coarse_strange_mean, self.coarse_strange_low
-        return self.strange_mean, self.strange_low
+            return ()
+        name = ("coarse_" if bits == 2 else "") + ("entry_" if enters_widely else "") + "strange_"
+        means, lows, sures = (getattr(self, name + part) for part in ("mean", "low", "sure"))
+        step = len(self.ef)
+        bands = (slice(start, start + step) for start in range(0, len(means), step))
+        return tuple(ByWidth(means[band], lows[band], sures[band]) for band in bands)
 
     def near_by_width(self, bits: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """The same of near queries; empty where nobody measured them apart."""
@@ -178,12 +215,6 @@ class Calibration:
             return self.coarse_entry_mean, self.coarse_entry_low
         return self.entry_mean, self.entry_low
 
-    def entry_strange_by_width(self, bits: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """As `strange_by_width`, of those."""
-        if bits == 2:
-            return self.coarse_entry_strange_mean, self.coarse_entry_strange_low
-        return self.entry_strange_mean, self.entry_strange_low
-
     def sure_by_width(self, bits: int, *, enters_widely: bool = False) -> tuple[float, ...]:
         """What means of `by_width`, or of `entry_by_width`, are at least; empty if not known."""
         if enters_widely:
@@ -194,7 +225,8 @@ class Calibration:
         """Mean recall@k of answers from memory alone, in [0, 1]; None where nobody measured it.
 
         Between two stages that were measured (upper layers; all of links and codes; second codes;
-        vectors) in proportion to what demand finds of the kind that makes the difference.
+        half the vectors; vectors) in proportion to what demand finds of the kind that makes the
+        difference.
 
         Args:
             bits: Of what walks compare. Walks on 2-bit codes were measured with everything
@@ -203,16 +235,26 @@ class Calibration:
         """
         if bits == 2 or coverage.get("upper", 1.0) < 1.0:
             return None
+        vectors = coverage.get("vectors", 0.0)
         if bits > 4:  # Walks on vectors leave nothing to settle.
-            walk = min(coverage.get("links", 0.0), coverage.get("vectors", 0.0))
-            return self.upper_mean + walk * max(self.recall_mean[-1] - self.upper_mean, 0.0)
+            walk = min(coverage.get("links", 0.0), vectors)
+            return self.upper_mean + self._bought(walk, self.upper_mean)
         walk = min(coverage.get("links", 0.0), coverage.get("codes", 0.0))
         found = self.upper_mean + walk * (self.code_recall - self.upper_mean)
         settled = walk * coverage.get("refine", 0.0)
         found += settled * max(self.refined_recall - self.code_recall, 0.0)
-        exact = walk * coverage.get("vectors", 0.0)
-        found += exact * max(self.recall_mean[-1] - self.refined_recall, 0.0)
+        found += walk * self._bought(vectors, self.refined_recall)
         return min(max(found, 0.0), 1.0)
+
+    def _bought(self, share: float, before: float) -> float:
+        """Recall that so large a share of the vectors adds to what was there ``before`` them."""
+        whole = max(self.recall_mean[-1] - before, 0.0)
+        if self.half_recall is None:
+            return share * whole
+        half = min(max(self.half_recall - before, 0.0), whole)
+        if share <= 0.5:
+            return 2.0 * share * half
+        return half + (2.0 * share - 1.0) * (whole - half)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -460,8 +502,19 @@ def _wrong_with(calibration: Calibration, *, has_coarse: bool) -> str | None:
         value = getattr(calibration, name)
         if not _is_number(value) or not -1e300 < value < 1e300 or (name == "spread" and value < 0):
             return f"{name} {value!r}"
+    edges = calibration.strange_below
+    if not isinstance(edges, tuple) or len(edges) > BANDS_MAX or not all(map(_is_number, edges)):
+        return f"strange_below {edges!r}"
+    if not all(-1e300 < edge < 1e300 for edge in edges) or list(edges) != sorted(edges)[::-1]:
+        return f"strange_below {edges!r} does not fall"
+    for name in ("half_recall", "half_low"):
+        value = getattr(calibration, name)
+        if value is not None and not _is_share(value):
+            return f"{name} {value!r}"
     for name in (
         *("strange_mean", "strange_low", "coarse_strange_mean", "coarse_strange_low"),
+        *("strange_sure", "coarse_strange_sure"),
+        *("entry_strange_sure", "coarse_entry_strange_sure"),
         *("near_mean", "near_low", "coarse_near_mean", "coarse_near_low"),
         *("entry_mean", "entry_low", "coarse_entry_mean", "coarse_entry_low"),
         *("entry_strange_mean", "entry_strange_low"),
@@ -477,10 +530,13 @@ def _wrong_with(calibration: Calibration, *, has_coarse: bool) -> str | None:
             measured = True
         else:
             measured = calibration.knows_strangers
-        if name.endswith("sure"):
+        if name.endswith("strange_sure"):
+            measured = measured and bool(calibration.strange_sure)
+        elif name.endswith("sure"):
             measured = measured and bool(calibration.recall_sure)
         measured = measured and (has_coarse or not name.startswith("coarse"))
-        expected = len(widths) if measured else 0
+        bands = len(calibration.strange_edges) if "strange" in name else 1
+        expected = len(widths) * bands if measured else 0
         if not isinstance(values, tuple) or len(values) != expected:
             return f"{name} is not a list of {expected}"
         if not all(map(_is_share, values)):

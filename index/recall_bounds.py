@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -30,6 +31,7 @@ FACTS: Final = (
     "best",
     "query_length",
     "narrow",
+    "farther",
 )
 _CONFIDENCE: Final = 0.975  # of the re-rank's part of the bound; the walk has its calibration's
 
@@ -40,14 +42,15 @@ class WalkRecall(NamedTuple):
     Attributes:
         mean: Of queries like those that were calibrated, the worst kind; 1 where nothing is known.
         low: The recall that the stated share of those reached; 0 where nothing is known.
-        strange_mean: Of queries that are farther from everything than those were.
-        strange_low: Likewise.
+        strange_means: Of queries that are farther from everything than those were, by band; empty
+            where nobody measured such.
+        strange_lows: Likewise.
     """
 
     mean: float
     low: float
-    strange_mean: float
-    strange_low: float
+    strange_means: tuple[float, ...] = ()
+    strange_lows: tuple[float, ...] = ()
 
 
 def walk_recall(
@@ -60,23 +63,23 @@ def walk_recall(
             calibration measured such.
     """
     if calibration is None:
-        return WalkRecall(1.0, 0.0, 1.0, 0.0)
+        return WalkRecall(1.0, 0.0)
     if enters_widely:
         means, lows = calibration.entry_by_width(bits)
-        strange_means, strange_lows = calibration.entry_strange_by_width(bits)
     else:
         means, lows = calibration.by_width(bits)
-        strange_means, strange_lows = calibration.strange_by_width(bits)
+    bands = calibration.strange_by_width(bits, enters_widely=enters_widely)
     narrower = width / max(k / calibration.k, 1.0)
     at = int(np.searchsorted(calibration.ef, narrower, "right")) - 1
     if at < 0:
-        return WalkRecall(means[0], 0.0, strange_means[0], 0.0)
+        strange_means = tuple(band.means[0] for band in bands)
+        return WalkRecall(means[0], 0.0, strange_means, (0.0,) * len(bands))
     # What was measured of few queries may come out higher; it promises no more for that.
     return WalkRecall(
         means[at],
         lows[at],
-        min(strange_means[at], means[at]),
-        min(strange_lows[at], lows[at]),
+        tuple(min(band.means[at], means[at]) for band in bands),
+        tuple(min(band.lows[at], lows[at]) for band in bands),
     )
 
 
@@ -98,6 +101,22 @@ class NearWalk(NamedTuple):
     others: WalkRecall
 
 
+class FartherWalk(NamedTuple):
+    """The wider walk that goes on for queries which lie far from all that was found.
+
+    Attributes:
+        below: `nearness` under which it does.
+        width: Of the walk over the bottom level.
+        entry_width: Of the one on the level above it; 1 goes on from what was found at the bottom.
+        recall: What such walks were found to do.
+    """
+
+    below: float
+    width: int
+    entry_width: int
+    recall: WalkRecall
+
+
 class ChosenWalk(NamedTuple):
     """How searches walk.
 
@@ -107,6 +126,8 @@ class ChosenWalk(NamedTuple):
         recall: What such walks were found to do.
         near: The narrower walk that comes first, if one does.
         spread: Mean squared distance of the rows from their centre.
+        farther: Wider walks for strange queries, by the bands that those come in, so that
+            their edges fall; empty where the width was given, or none was measured.
         near_from: `nearness` from which on ``near_mean`` counts.
         near_mean: Calibrated recall of near queries by the walk that they end with; 0 where none is
             known.
@@ -117,12 +138,18 @@ class ChosenWalk(NamedTuple):
     recall: WalkRecall
     near: NearWalk | None
     spread: float
+    farther: tuple[FartherWalk, ...] = ()
     near_from: float = 0.0
     near_mean: float = 0.0
 
 
 def narrowest(
-    calibration: Calibration, bits: int, *, wanted: float, sure: float | None = None
+    calibration: Calibration,
+    bits: int,
+    *,
+    wanted: float,
+    sure: float | None = None,
+    band: int | None = None,
 ) -> tuple[int, bool]:
     """Return the width of the cheapest walk that finds every calibrated kind enough.
 
@@ -134,6 +161,7 @@ def narrowest(
         bits: Of the codes that walks compare.
         wanted: Mean recall of the walk, as it was measured.
         sure: Mean recall that is as well enough where unseen queries reach it for sure, or None.
+        band: Of strange queries, who are to find enough; None for the kinds.
 
     Returns:
         (width, whether it enters widely): where none is enough, the walk that finds most, and of
@@ -141,8 +169,13 @@ def narrowest(
     """
     found = []
     for widely, cost in ((False, 1.0), (True, calibration.entry_cost)):
-        means = (calibration.entry_by_width if widely else calibration.by_width)(bits)[0]
-        at_least = calibration.sure_by_width(bits, enters_widely=widely)
+        if band is None:
+            means = (calibration.entry_by_width if widely else calibration.by_width)(bits)[0]
+            at_least = calibration.sure_by_width(bits, enters_widely=widely)
+        elif widely and not calibration.entry_mean:
+            continue
+        else:
+            means, _, at_least = calibration.strange_by_width(bits, enters_widely=widely)[band]
         if sure is None or not at_least:
             at_least = (-math.inf,) * len(means)
         # Those that are enough come first, by their cost; then the others, by what they lack.
@@ -172,6 +205,31 @@ def near_walk(
             others = walk_recall(calibration, bits, narrow, k)
             return NearWalk(narrow, calibration.near_from, mean, low, others)
     return None
+
+
+def farther_walks(
+    calibration: Calibration, bits: int, *, wanted: float, sure: float | None, k: int
+) -> tuple[FartherWalk, ...]:
+    """Return how queries of each strange band are walked on for, so that they find enough too.
+
+    None where it was not worked out what unseen ones of them reach: segments of before know them as
+    one sort, drawn farther from everything than most are that are asked.
+
+    Args:
+        bits: Of the codes that walks compare.
+        wanted: See `narrowest`.
+        sure: See `narrowest`.
+        k: Neighbors.
+    """
+    if not calibration.strange_sure:
+        return ()
+    walks = []
+    for band, below in enumerate(calibration.strange_edges):
+        measured, widely = narrowest(calibration, bits, wanted=wanted, sure=sure, band=band)
+        width = max(math.ceil(measured * max(k / calibration.k, 1.0)), k)
+        recall = walk_recall(calibration, bits, width, k, enters_widely=widely)
+        walks.append(FartherWalk(below, width, width if widely else 1, recall))
+    return tuple(walks)
 
 
 def nearness(
@@ -270,6 +328,7 @@ class RecallBounds:
             self.walk(width, k, enters_widely=widely),
             self.near_walk(wanted=wanted, width=width, k=k),
             self.spread,
+            farther_walks(calibration, self._bits, wanted=wanted, sure=sure, k=k),
         )
         return self._knowing_near(chosen, k)
 
@@ -326,8 +385,7 @@ class RecallBounds:
             _nearness(best, length**2, self._metric, self.spread),
             k=k,
             possible=possible,
-            walk=walk.recall,
-            near_walk=walk.near,
+            walk=walk,
             calibration=self._calibration,
         )
 
@@ -338,8 +396,7 @@ def summarize(
     *,
     k: int,
     possible: int,
-    walk: WalkRecall,
-    near_walk: NearWalk | None = None,
+    walk: ChosenWalk,
     calibration: Calibration | None,
 ) -> Summary:
     """Say of a batch of answers how complete they are, and what recall they can promise.
@@ -349,8 +406,7 @@ def summarize(
         near: `nearness` of the queries to them.
         k: Neighbors asked for.
         possible: Rows that could be in an answer.
-        walk: What walks of this width were found to do.
-        near_walk: The narrower one that came first, if one did.
+        walk: How they were looked for.
         calibration: Of the segment; None where nothing was measured.
     """
     column = dict(zip(FACTS, facts.T, strict=True))
@@ -361,25 +417,7 @@ def summarize(
     expected = column["expected_recall"]
     # A scan meets every allowed row, so only its re-rank can lose any.
     scanned = column["scanned"] > 0
-    known = np.array([walk.mean, walk.low])
-    unlike = np.array([walk.strange_mean, walk.strange_low])
-    promised = np.repeat(known[:, None], len(near), axis=1)
-    strangers = np.repeat(unlike[:, None], len(near), axis=1)
-    if near_walk is not None:
-        narrow = column["narrow"] > 0
-        others = near_walk.others
-        promised[:, narrow] = np.array([[others.mean], [others.low]])
-        strangers[:, narrow] = np.array([[others.strange_mean], [others.strange_low]])
-        # The walk took its codes' word for how near the best row is; here is what it was.
-        promised[:, narrow & (near >= near_walk.near_from)] = np.array(
-            [[near_walk.mean], [near_walk.low]]
-        )
-    mean, bound = promised
-    if calibration is not None and calibration.knows_strangers:
-        # An answer without a best row is as strange as can be.
-        strange = ~(near >= calibration.nearness_low)
-        mean[strange], bound[strange] = strangers[:, strange]
-        bound[~(near >= calibration.strange_nearness_low)] = 0.0
+    mean, bound = _promised(column, near, walk, calibration)
     whole = np.where(scanned, 1.0, bound) - _loss_bound(expected, k)
     upper = calibration.upper_low if calibration else 0.0
     # With no row of the bottom followed, not even the upper levels need be there.
@@ -400,6 +438,39 @@ def summarize(
         rounds=column["rounds"].astype(np.int64),
         deadline_hit=column["deadline_hit"] > 0,
     )
+
+
+def _promised(
+    column: Mapping[str, NDArray[np.float64]],
+    near: NDArray[np.float64],
+    walk: ChosenWalk,
+    calibration: Calibration | None,
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Mean recall of walks for queries as near as these, and what the stated share reached."""
+    # A row for each walk that may have been the last; a column for queries like those that were
+    # calibrated, and one for each band of strange ones.
+    narrow = column["narrow"] > 0
+    last = column["farther"].astype(np.int64)
+    recalls = [walk.recall, *(farther.recall for farther in walk.farther)]
+    if walk.near is not None:
+        last[narrow] = len(recalls)
+        recalls.append(walk.near.others)
+    band = np.zeros(len(near), np.int64)
+    strangers = calibration is not None and calibration.knows_strangers
+    if calibration is not None and strangers:
+        # An answer without a best row is as strange as can be.
+        for edge in calibration.strange_edges:
+            band += ~(near >= edge)
+    means = np.array([(recall.mean, *recall.strange_means) for recall in recalls])
+    lows = np.array([(recall.low, *recall.strange_lows) for recall in recalls])
+    mean, bound = means[last, band], lows[last, band]
+    if walk.near is not None:
+        # The walk took its codes' word for how near the best row is; here is what it was.
+        surely = narrow & (band == 0) & (near >= walk.near.near_from)
+        mean[surely], bound[surely] = walk.near.mean, walk.near.low
+    if calibration is not None and strangers:
+        bound[~(near >= calibration.strange_nearness_low)] = 0.0
+    return mean, bound
 
 
 def _loss_bound(expected_recall: NDArray[np.float64], k: int) -> NDArray[np.float64]:

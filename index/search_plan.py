@@ -97,12 +97,12 @@ def plan_search(
         "read_vectors": target >= EXACT_TARGET and (recall_target is not None or ef is None),
         "beam": settings.beam,
         "normalize": normalize,
+        "spread": walk.spread,
     }
     if walk.near_mean > 0:
         options |= {
             "near_from": walk.near_from,
             "near_mean_loss": max(near_share, share) * (1.0 - target) / lost,
-            "spread": walk.spread,
         }
     if walk.near is not None:
         options["near_ef"] = walk.near.width

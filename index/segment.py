@@ -331,6 +331,10 @@ class Segment:
             functools.partial(self._bounds.summary, k, walk),
             direct=walk.width < self.count,
         )
+        for farther in walk.farther:
+            known.options.add_farther(
+                below=farther.below, ef=farther.width, entry_ef=farther.entry_width
+            )
         if entry_ef is not None:
             return known
         # Replaced when full, never emptied: searches of other threads may be looking.
@@ -389,6 +393,19 @@ class Segment:
                 path=self.path / FILES["vectors"],
             )
         return np.asarray(vectors)
+
+    def vector_pages(self, rows: NDArray[np.int64]) -> NDArray[np.uint32]:
+        """Pages of kind "vectors" that hold the vectors of rows of any shape, rising, each once.
+
+        Rows of -1 have none. Not for segments whose walks compare vectors.
+        """
+        record, page = self.manifest.vector_record_bytes, self.manifest.page_bytes
+        wanted = np.unique(rows[rows >= 0])
+        first, last = wanted * record // page, ((wanted + 1) * record - 1) // page
+        longest = int((last - first).max(initial=0))
+        spans = np.minimum(first[:, None] + np.arange(longest + 1), last[:, None])
+        pages: NDArray[np.uint32] = np.unique(spans).astype(np.uint32)
+        return pages
 
     def estimate_errors(
         self, query: NDArray[np.float32], rows: NDArray[np.int64]

@@ -187,6 +187,11 @@ class SearchOptions:
 
     def __init__(self, *, k: int, ef: int, rerank_target: float, mean_loss: float, loss_ceiling: float, rerank_reads_max: int, read_vectors: bool, beam: int, normalize: bool, near_ef: int = 0, near_from: float = 0.0, spread: float = 0.0, entry_ef: int = 1, near_mean_loss: float = 0.0) -> None: ...
 
+    def add_farther(self, *, below: float, ef: int, entry_ef: int) -> None:
+        """
+        How walks go on for queries that lie farther than `below` from what they find.
+        """
+
     @property
     def mean_loss(self) -> float: ...
 
@@ -195,7 +200,7 @@ class Facts:
 
     def columns(self) -> NDArray[numpy.float64]:
         """
-        float64, a row a query: expected_recall, expanded, evaluated, skipped, exact, refined, damaged, rounds, pages_read, bytes_read, deadline_hit, scanned, found, best, query_length, narrow.
+        float64, a row a query: expected_recall, expanded, evaluated, skipped, exact, refined, damaged, rounds, pages_read, bytes_read, deadline_hit, scanned, found, best, query_length, narrow, farther.
         """
 
 class NativeSegment:

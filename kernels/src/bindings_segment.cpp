@@ -57,7 +57,7 @@ struct Facts {
   std::vector<stoker::QueryStats> rows;
 
   // In the order of FACTS in index/recall_bounds.py.
-  static constexpr std::size_t kColumns = 16;
+  static constexpr std::size_t kColumns = 17;
 
   NumpyArray<double> columns() const {
     Owned<double> out(rows.size() * kColumns);
@@ -78,7 +78,8 @@ struct Facts {
                                        static_cast<double>(s.found),
                                        static_cast<double>(s.best),
                                        static_cast<double>(s.query_length),
-                                       s.narrow ? 1.0 : 0.0};
+                                       s.narrow ? 1.0 : 0.0,
+                                       static_cast<double>(s.farther)};
       to = std::copy(values, values + kColumns, to);
     }
     return out.to_numpy({rows.size(), kColumns});
@@ -435,11 +436,27 @@ void bind_segment(nb::module_& m) {
           "rerank_reads_max"_a, "read_vectors"_a, "beam"_a, "normalize"_a,
           "near_ef"_a = 0, "near_from"_a = 0.0f, "spread"_a = 0.0f,
           "entry_ef"_a = 1, "near_mean_loss"_a = 0.0f)
+      .def(
+          "add_farther",
+          [](SearchOptions& self, float below, std::uint32_t ef, std::uint32_t entry_ef) {
+            stoker::SearchParams& params = self.params;
+            if (params.farther_count == stoker::kFartherMax) {
+              throw stoker::BadInput("more than " + std::to_string(stoker::kFartherMax) +
+                                     " farther walks");
+            }
+            if (params.farther_count > 0 &&
+                !(below <= params.farther[params.farther_count - 1].below)) {
+              throw stoker::BadInput("edges of farther walks do not fall");
+            }
+            params.farther[params.farther_count++] = {below, ef, entry_ef};
+          },
+          nb::kw_only(), "below"_a, "ef"_a, "entry_ef"_a,
+          "How walks go on for queries that lie farther than `below` from what they find.")
       .def_prop_ro("mean_loss", [](const SearchOptions& self) { return self.params.mean_loss; });
   nb::class_<Facts>(m, "Facts", "What the searches of a batch say of themselves.")
       .def("columns", &Facts::columns,
            "float64, a row a query: expected_recall, expanded, evaluated, skipped, exact, "
-           "refined, damaged, rounds, pages_read, bytes_read, deadline_hit, scanned, found, best, query_length, narrow.");
+           "refined, damaged, rounds, pages_read, bytes_read, deadline_hit, scanned, found, best, query_length, narrow, farther.");
   nb::class_<NativeSegment>(m, "NativeSegment", "Search over a segment's pages in a pool.")
       .def(nb::init<nb::object, const SegmentLayout&, std::size_t, std::uint64_t, Vector<float>,
                     const std::optional<stoker::CoarseBasis>&>(),

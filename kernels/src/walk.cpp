@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 namespace stoker {
 namespace {
@@ -82,13 +83,16 @@ void Walk::run(const float* query) {
   const bool tries = params_.near_ef != 0 && !filtered_ && near_ef < ef;
   const bool widely = params_.entry_ef > 1 && layout_.levels.size() > 1;
   descend(widely && !tries ? params_.entry_ef : 1);
+  if (tries || params_.farther_count > 0) s_.entries = s_.nearest.items();
   if (tries) {
-    s_.entries = s_.nearest.items();
     walk_level(0, near_ef, true);
     stats_.narrow = is_near();
-    if (!stats_.narrow) widely ? enter_widely() : begin_anew();
+    if (!stats_.narrow) widely ? enter_widely(params_.entry_ef) : begin_anew();
   }
-  if (!stats_.narrow) walk_level(0, ef, true);
+  if (!stats_.narrow) {
+    walk_level(0, ef, true);
+    if (!filtered_) go_farther();
+  }
   if (params_.near_mean_loss > 0 && !filtered_ && (tries ? stats_.narrow : is_near())) {
     params_.mean_loss = params_.near_mean_loss;
   }
@@ -97,18 +101,45 @@ void Walk::run(const float* query) {
   settling_.list.swap((filtered_ ? s_.allowed : s_.nearest).items());
 }
 
-// Whether a whole walk has ended as near to the query as narrow walks have to, by its codes. What
-// no number is near, as a query at the origin, is not.
-bool Walk::is_near() const {
-  if (s_.nearest.items().empty() || stats_.skipped > 0) return false;
+// How near the query lies to the best that was met, by its codes; see index/recall_bounds.py. Not a
+// number where nothing was met, and of what is near nothing, as a query at the origin.
+float Walk::nearness() const {
+  constexpr float kNone = std::numeric_limits<float>::quiet_NaN();
+  if (s_.nearest.items().empty()) return kNone;
   const float distance = s_.nearest.items().front().distance;
   const float length = query_.length;
   if (layout_.metric == Metric::l2) {
     const float unrelated = length * length + params_.spread;
-    return unrelated - (distance + settling_.offset) >= params_.near_from * unrelated &&
-           unrelated > 0;
+    return unrelated > 0 ? (unrelated - (distance + settling_.offset)) / unrelated : kNone;
   }
-  return settling_.offset - distance >= params_.near_from * length && length > 0;
+  return length > 0 ? (settling_.offset - distance) / length : kNone;
+}
+
+// Whether a whole walk has ended as near to the query as narrow walks have to.
+bool Walk::is_near() const { return stats_.skipped == 0 && nearness() >= params_.near_from; }
+
+// Goes on, wider, where a whole walk has ended so far from the query that walks of its width are
+// known to miss much of what such queries ask for.
+void Walk::go_farther() {
+  if (params_.farther_count == 0 || stats_.skipped > 0 || s_.nearest.items().empty()) return;
+  const float near = nearness();
+  std::uint32_t chosen = 0;
+  // What is no number lies below all edges.
+  while (chosen < params_.farther_count && !(near >= params_.farther[chosen].below)) ++chosen;
+  if (chosen == 0) return;
+  const FartherWalk& walk = params_.farther[chosen - 1];
+  if (walk.ef <= params_.ef) return;
+  if (params_.deadline && Clock::now() >= *params_.deadline) {
+    stats_.deadline_hit = true;
+    return;
+  }
+  if (walk.entry_ef > 1 && layout_.levels.size() > 1) {
+    enter_widely(walk.entry_ef);
+  } else {
+    begin_anew();
+  }
+  walk_level(0, walk.ef, true);
+  stats_.farther = chosen;
 }
 
 // Whether the allowed rows that were met hold the nearest ones: among all the rows that lie as near
@@ -155,14 +186,15 @@ void Walk::forget_visited() {
   s_.visited_rows.clear();
 }
 
-// After a narrow walk that was not enough: walks the level above the bottom, from where it was
-// left, and enters the bottom at what is found there and at what the narrow walk ended with.
-void Walk::enter_widely() {
+// After a walk that was not enough: walks the level above the bottom, from where it was left, and
+// enters the bottom at what is found there and at what that walk ended with.
+void Walk::enter_widely(std::uint32_t entry_ef) {
   s_.kept.swap(s_.nearest.items());
   s_.nearest.items().swap(s_.entries);
   begin_anew();
-  walk_level(1, params_.entry_ef, false);
+  walk_level(1, entry_ef, false);
   std::vector<Candidate>& starts = s_.nearest.items();
+  s_.entries = starts;   // of a walk after the one that follows
   begin_anew();
   for (const Candidate& candidate : s_.kept) {
     if (!visit(candidate.row)) continue;

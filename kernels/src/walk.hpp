@@ -120,7 +120,7 @@ class CandidateList {
 struct Searcher::Scratch {
   CandidateList nearest;       // drives the walk
   CandidateList allowed;       // answers, when a filter keeps some nodes out of them
-  std::vector<Candidate> entries;   // where a narrow walk entered the bottom
+  std::vector<Candidate> entries;   // where the walk before entered the bottom
   std::vector<Candidate> kept;      // what it ended with
   std::vector<std::uint64_t> visited;         // bit per row
   std::vector<std::uint32_t> visited_rows;    // to clear the bits again
@@ -146,8 +146,10 @@ class Walk {
 
  private:
   void descend(std::size_t entry_ef);
-  void enter_widely();
+  void enter_widely(std::uint32_t entry_ef);
+  float nearness() const;
   bool is_near() const;
+  void go_farther();
   bool covers_answer() const;
   void widen(std::size_t ef);
   void begin_anew();

@@ -58,3 +58,23 @@ def test_the_kind_that_no_target_is_kept_for_is_left_out_of_the_means_too() -> N
     assert KINDS[-1] == "halves"
     assert abs(_target_mean(recall) - np.mean([0.9] * 128 + [0.8] * 127 + [0.7] * 127)) < 1e-12
     assert _worst_kind(recall, np.empty(0))[0] <= _target_mean(recall)
+
+
+def test_bands_part_all_that_lie_farther_than_known_queries() -> None:
+    vectors = np.random.default_rng(3).standard_normal((4000, 8)).astype(np.float32)
+    probe = Probe.draw(vectors, np.arange(4000), metric="l2")
+    assert probe is not None
+    near = np.random.default_rng(4).uniform(0.0, 1.0, len(probe.queries))
+    near[-3:] = np.nan  # As near to nothing as can be.
+    strange = near[probe.known :]
+    edges, bands = probe.strange_bands(near, 0.9)
+    assert edges[0] == 0.9
+    assert list(edges) == sorted(edges, reverse=True)
+    assert len(edges) == len(bands) > 1
+    np.testing.assert_array_equal(np.sum(bands, axis=0), ~(strange >= 0.9))
+    assert max(band.sum() for band in bands) - min(band.sum() for band in bands) <= 1
+    for below, band in zip(edges, bands, strict=True):
+        assert not (strange[band] >= below).any()
+    assert bands[-1][-3:].all()
+    # Where next to none lies so far, all of them are one band.
+    assert [band.all() for band in probe.strange_bands(near, -1.0)[1]] == [True]

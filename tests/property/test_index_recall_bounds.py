@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from stoker.index.build import build_segment
 from stoker.index.exact import unit_rows
 from stoker.index.held_out import recall_of
-from stoker.index.recall_bounds import FACTS, WalkRecall, summarize
+from stoker.index.recall_bounds import FACTS, ChosenWalk, WalkRecall, summarize
 from stoker.index.segment import Segment
 from stoker.index.settings import IndexSettings
 
@@ -116,14 +116,9 @@ def test_fewer_hits_than_there_are_promise_no_more_than_their_share() -> None:
     facts[:, FACTS.index("expected_recall")] = 1.0
     facts[:, [FACTS.index("expanded"), FACTS.index("evaluated")]] = 50
     facts[:, FACTS.index("found")] = 4, 10, 0
-    said = summarize(
-        facts, np.ones(3), k=10, possible=500, walk=WalkRecall(1.0, 1.0, 1.0, 1.0),
-        calibration=None,
-    )  # fmt: skip
+    walk = ChosenWalk(64, 1, WalkRecall(1.0, 1.0), None, 0.0)
+    said = summarize(facts, np.ones(3), k=10, possible=500, walk=walk, calibration=None)
     assert said.recall_bound.tolist() == pytest.approx([0.4, 1.0, 0.0])
     assert said.expected_recall.tolist() == pytest.approx([0.4, 1.0, 0.0])
-    few = summarize(
-        facts, np.ones(3), k=10, possible=4, walk=WalkRecall(1.0, 1.0, 1.0, 1.0),
-        calibration=None,
-    )  # fmt: skip
+    few = summarize(facts, np.ones(3), k=10, possible=4, walk=walk, calibration=None)
     assert few.recall_bound[0] == 1.0

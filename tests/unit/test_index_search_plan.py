@@ -40,12 +40,13 @@ def planned(
     ef: int | None,
     whole_blocks: bool = True,
     holds_all: bool = False,
+    near_mean: float = 0.0,
 ) -> dict[str, Any]:
-    recall = WalkRecall(walk_recall, 0.0, 0.0, 0.0)
+    recall = WalkRecall(walk_recall, 0.0)
     return plan_search(
         IndexSettings(),
         bits,
-        walk=ChosenWalk(100, 1, recall, None, 0.0),
+        walk=ChosenWalk(100, 1, recall, None, 0.0, near_from=0.8, near_mean=near_mean),
         k=10,
         ef=ef,
         recall_target=target,
@@ -124,33 +125,31 @@ def test_where_all_has_room_the_re_rank_lets_off_what_the_walk_leaves_until_vect
 
 @pytest.mark.parametrize("bits", [4, 2])
 @pytest.mark.parametrize("ef", [None, 64])
+@pytest.mark.parametrize("holds_all", [False, True])
 def test_near_queries_may_lose_by_the_re_rank_what_their_walk_does_not(
-    bits: int, ef: int | None
+    bits: int, ef: int | None, holds_all: bool
 ) -> None:
     allowed, lost = 0.05, 1.0 if bits == 4 else 0.65
-    recall = WalkRecall(0.97, 0.0, 0.0, 0.0)
-    unknown = ChosenWalk(100, 1, recall, None, 0.0)
     for near_mean in (0.0, 0.9, 0.97, 0.99, 0.999, 1.0):
-        options = plan_search(
-            IndexSettings(),
-            bits,
-            walk=unknown._replace(near_from=0.8, near_mean=near_mean),
-            k=10,
+        options = planned(
+            bits=bits,
+            target=1 - allowed,
+            walk_recall=0.97,
             ef=ef,
-            recall_target=1 - allowed,
-            normalize=False,
-            whole_blocks=True,
+            holds_all=holds_all,
+            near_mean=near_mean,
         )
         if near_mean == 0:
             assert "near_mean_loss" not in options
             continue
-        near = options["near_mean_loss"]
-        assert near >= options["mean_loss"]
-        # No more than the walk leaves, or what any query may.
-        assert near * lost <= max(allowed - (1 - near_mean), options["mean_loss"] * lost) + 1e-12
-        assert options["near_from"] == 0.8 and "near_ef" not in options
-        if near_mean >= 0.99:
-            assert near * lost == pytest.approx(allowed - (1 - near_mean))
+        near, any_other = options["near_mean_loss"], options["mean_loss"]
+        assert options["near_from"] == 0.8
+        assert "near_ef" not in options
+        if ef is None and holds_all:
+            assert near == any_other  # until the vectors are loaded
+            continue
+        # What the walk leaves, and no less than any query may.
+        assert near * lost == pytest.approx(max(allowed - (1 - near_mean), any_other * lost))
 
 
 def test_the_target_itself_is_asked_of_walks_only_where_the_re_rank_loses_nothing() -> None:

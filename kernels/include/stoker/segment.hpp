@@ -4,6 +4,7 @@
 // the rows below levels[l].count, and one number addresses a node in every store.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -101,6 +102,14 @@ struct SegmentLayout {
   float refine_error = 0;
 };
 
+// A wider walk that goes on from what was found, for a query that lies farther from it than `below`.
+struct FartherWalk {
+  float below = 0;
+  std::uint32_t ef = 0;
+  std::uint32_t entry_ef = 1;
+};
+constexpr std::size_t kFartherMax = 4;
+
 struct SearchParams {
   std::uint32_t k = 10;
   std::uint32_t ef = 64;
@@ -114,6 +123,10 @@ struct SearchParams {
   std::uint32_t near_ef = 0;
   float near_from = 0;
   float spread = 0;
+  // How walks of `ef` go on where they find the query far from all that is stored, by the same
+  // nearness: the last one counts that it is below. Its edges fall. Never with a filter.
+  std::array<FartherWalk, kFartherMax> farther{};
+  std::uint32_t farther_count = 0;
   // Expected share of the true k among the answer, given that the walk has found them; the
   // re-rank reads pages from the device until the estimate reaches it.
   float rerank_target = 0.98f;
@@ -153,6 +166,7 @@ struct QueryStats {
   float query_length = 0;           // under l2 of the way from the centre
   bool scanned = false;             // answered by a scan of the allowed rows, without a walk
   bool narrow = false;              // answered by a walk of width `near_ef`
+  std::uint32_t farther = 0;        // answered by this one of the farther walks, from 1; 0: by none
 };
 
 struct Settling;   // these three are of no use to callers
