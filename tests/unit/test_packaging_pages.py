@@ -87,7 +87,7 @@ def test_the_first_example_runs_as_written(tmp_path: Path) -> None:
     assert re.match(r"\[\s*42\b", done.stdout), f"the vector itself is nearest: {done.stdout}"
 
 
-@pytest.mark.parametrize("name", ["run", "step", "try-wheel"])
+@pytest.mark.parametrize("name", ["run", "step", "test", "try-wheel"])
 def test_scripts_parse(name: str) -> None:
     script = ROOT / ".ci" / name
     assert os.access(script, os.X_OK)
