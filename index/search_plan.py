@@ -15,8 +15,8 @@ EXACT_TARGET: Final = 0.99
 # How much further from perfect than the target one query may expect to be without reading.
 _RERANK_SLACK: Final = 1.4
 # And how much further while earlier queries have been so much surer that the mean holds all the
-# same: about what a full bucket gives to one. A lower bound had one query in a hundred read where the
-# mean held without.
+# same: about what a full bucket gives to one. Under a lower bound one query in a hundred reads
+# where the mean holds without.
 _RERANK_CEILING: Final = 6.0
 # The re-rank's share of what the target may lose, the rest being the walk's, by the bits of the
 # codes that walks compare, where a caller chose the width. After coarse ones a query settles its
@@ -83,8 +83,6 @@ def plan_search(
             # No one query may lack much more than the mean of them.
             slack *= max(left, least) / RERANK_SHARE_MIN
         share = min(max(left, least), share)
-    # Near queries lose less on the walk: what it leaves of what they may lose is the re-rank's.
-    near_share = 1.0 - (1.0 - walk.near_mean) / max(1.0 - target, 1e-9)
     options = {
         "ef": walk.width,
         "entry_ef": walk.entry_width,
@@ -102,8 +100,13 @@ def plan_search(
     if walk.near_mean > 0:
         options |= {
             "near_from": walk.near_from,
-            "near_mean_loss": max(near_share, share) * (1.0 - target) / lost,
+            "near_mean_loss": options["mean_loss"],
         }
+        if ef is not None or not holds_all:
+            # Near queries lose less on the walk: what that leaves of what they may lose is the
+            # re-rank's. Not until the vectors are loaded, where they soon are.
+            near_share = 1.0 - (1.0 - walk.near_mean) / max(1.0 - target, 1e-9)
+            options["near_mean_loss"] = max(near_share, share) * (1.0 - target) / lost
     if walk.near is not None:
         options["near_ef"] = walk.near.width
     return options
