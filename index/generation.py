@@ -230,6 +230,35 @@ def fsync_folder(path: Path) -> None:
         os.close(folder)
 
 
+# The system's own, or the caller's rights: none says anything of what a file holds.
+_NO_DAMAGE: Final = frozenset(
+    {
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENOMEM,
+        errno.ENOBUFS,
+        errno.EAGAIN,
+        errno.EACCES,
+        errno.EPERM,
+        errno.ETIMEDOUT,
+    }
+)
+
+
+def refuse_unread(path: Path, error: BaseException) -> None:
+    """Raise UnavailableError where ``error`` comes of a file that could not be read just now.
+
+    A process out of files, or one that may not read them, would else call a whole index damaged,
+    and a repair would give up what it cannot see.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in _NO_DAMAGE:
+            what = Path(cause.filename) if isinstance(cause.filename, str) else path
+            raise UnavailableError(f"{what}: {cause.strerror}") from error
+        cause = cause.__cause__
+
+
 def storage_error(path: Path, error: OSError) -> StokerError:
     """Return the error of ours that says what ``error`` means to the caller."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 import stoker.kernels._core as _core
 from stoker.errors import CorruptError, InputError
+from stoker.index.generation import refuse_unread
 
 MAGIC: Final = b"STOKERSG"
 VERSION: Final = 1
@@ -233,6 +234,7 @@ class PagedFile:
         Raises:
             SegmentFileCorrupt: missing, truncated, of another kind, or damaged.
             SegmentVersionUnknown: written by a newer Stoker.
+            UnavailableError: the process may not read it, or is out of files.
         """
         self.path = path
         try:
@@ -240,6 +242,7 @@ class PagedFile:
                 header = file.read(HEADER_BYTES)
                 size = os.fstat(file.fileno()).st_size
         except OSError as error:
+            refuse_unread(path, error)
             raise SegmentFileCorrupt(f"{path}: cannot be read: {error}", path=path) from error
         self.info = _parse_header(path, header, size, kind)
 
@@ -314,6 +317,7 @@ class PagedFile:
             raise self._unreadable(offset, error) from error
 
     def _unreadable(self, offset: int, error: OSError) -> SegmentFileCorrupt:
+        refuse_unread(self.path, error)
         return SegmentFileCorrupt(
             f"{self.path}: cannot be read at offset {offset}: {error}", path=self.path
         )

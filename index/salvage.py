@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from stoker.errors import CorruptError
 from stoker.index.delta import Key
 from stoker.index.document_values import Change
-from stoker.index.generation import IdKind, VectorDtype
+from stoker.index.generation import IdKind, VectorDtype, refuse_unread
 
 _HEADER_BYTES: Final = 4_096
 _PAGE_BYTES_MAX: Final = 1 << 20
@@ -78,7 +78,8 @@ def _names(folder: Path, count: int, name_kind: IdKind) -> NDArray[Any] | None:
             return None
         names: NDArray[Any] = IdTable(path, layout, count).ids_at(np.arange(count))
         return names
-    except (CorruptError, OSError, ValueError):
+    except (CorruptError, OSError, ValueError) as error:
+        refuse_unread(path, error)
         return None
 
 
@@ -99,7 +100,8 @@ def stored_vectors(
     try:
         size = path.stat().st_size
         raw: NDArray[np.uint8] = np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray)
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:
+        refuse_unread(path, error)
         return None, none
     layout = _page_layout(size, count * row_bytes)
     if layout is None or count == 0:

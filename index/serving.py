@@ -32,6 +32,7 @@ from stoker.index.generation import (
     Generation,
     IdKind,
     read_current,
+    refuse_unread,
     remove_stray,
     require_index,
     storage_error,
@@ -137,6 +138,7 @@ class Serving:
                 view = self._load(generation, {})
             except (OSError, CorruptError) as error:
                 # A writer may have moved on and removed what this generation named.
+                refuse_unread(self.path, error)
                 if read_current(self.path).number != generation.number:
                     self._close_store()
                     continue
@@ -146,12 +148,24 @@ class Serving:
                         f"{error}"
                     ) from error
                 raise
-            if self.mode == "rw" or read_current(self.path).number == generation.number:
+            if self.mode == "rw" or self._still_newest(view):
                 return view
             # Deletes that the newer generation has sealed may be forgotten by now.
             self.drop(view)
             self._close_store()
         raise UnavailableError(f"{self.path}: generations changed {_OPEN_TRIES} times during open")
+
+    def _still_newest(self, view: View) -> bool:
+        """Tell whether CURRENT names the generation of a view that nobody has seen yet.
+
+        Where that cannot be read the view is dropped: its locks would keep a writer from removing
+        the segments for as long as this process lives.
+        """
+        try:
+            return read_current(self.path).number == view.generation.number
+        except BaseException:
+            self.drop(view)
+            raise
 
     def _load(self, generation: Generation, reuse: Mapping[str, SealedSegment]) -> View:
         return open_view(
@@ -312,11 +326,12 @@ class Serving:
             generation = read_current(self.path)
             try:
                 fresh = self._load(generation, open_segments)
-            except (OSError, CorruptError):
+            except (OSError, CorruptError) as error:
+                refuse_unread(self.path, error)
                 if read_current(self.path).number == generation.number:
                     raise
                 continue
-            if read_current(self.path).number != generation.number:
+            if not self._still_newest(fresh):
                 self.drop(fresh)
                 continue
             self.publish(fresh)

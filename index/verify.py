@@ -21,6 +21,7 @@ from stoker.index.generation import (
     SegmentEntry,
     dead_path,
     read_current,
+    refuse_unread,
 )
 
 Progress = Callable[[str, int, int], None]
@@ -101,6 +102,7 @@ def verify(path: Path | str, *, progress: Progress | None = None) -> VerifyRepor
     try:
         generation = read_current(folder)
     except CorruptError as error:
+        refuse_unread(folder, error)
         damage.append(Damage(CURRENT_NAME, None, str(error)))
     if generation is not None:
         for entry in generation.segments:
@@ -144,6 +146,7 @@ def segment_damage(
                 )
             )
     except CorruptError as error:
+        refuse_unread(folder, error)
         damage.append(Damage(prefix + MANIFEST_NAME, None, str(error), segment=name))
     files = dict(FILES) if manifest is None else manifest.files
     if manifest is None and not (folder / FILES[OPTIONAL]).exists():
@@ -165,6 +168,7 @@ def segment_damage(
                     Damage(prefix + file_name, page, "the page fails its checksum", segment=name)
                 )
         except CorruptError as error:
+            refuse_unread(folder / file_name, error)
             damage.append(Damage(prefix + file_name, None, str(error), segment=name))
     return damage
 
@@ -179,6 +183,7 @@ def _derived_damage(folder: Path, generation: Generation, entry: SegmentEntry) -
             if index.count != entry.count:
                 raise CorruptError(f"{path}: expected {entry.count} rows, found {index.count}")
         except (CorruptError, OSError) as error:
+            refuse_unread(path, error)
             name = f"{FILTERS_NAME}/{entry.name}"
             found.append(Damage(name, None, str(error), derived=True, segment=entry.name))
     if entry.dead_crc32 is not None:
@@ -187,6 +192,7 @@ def _derived_damage(folder: Path, generation: Generation, entry: SegmentEntry) -
         try:
             crc = zlib.crc32(path.read_bytes())
         except OSError as error:
+            refuse_unread(path, error)
             what = f"missing or unreadable: {error.strerror}"
             found.append(Damage(name, None, what, derived=True, segment=entry.name))
         else:
