@@ -206,10 +206,9 @@ class LookupReuse:
             features = pair_features(
                 question, entry.question, similarity=similarity,
                 around=state.around(valid, candidate=slot),
-                telling=state.policy.telling(differences),
             )  # fmt: skip
             if conflict is None:
-                verdict = state.policy.decide(features, self._rng.random())
+                verdict = state.policy.decide(features, self._rng.random(), differences=differences)
             else:
                 verdict = state.policy.refuse()
             trial = Trial(

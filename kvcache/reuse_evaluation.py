@@ -437,10 +437,7 @@ def evaluate_reuse(
             decisions.append(True)
             continue
         differences = differences_of(asked, earlier)
-        features = pair_features(
-            asked, earlier, similarity=similarity, around=known.around(pair),
-            telling=policy.telling(differences),
-        )  # fmt: skip
+        features = pair_features(asked, earlier, similarity=similarity, around=known.around(pair))
         conflict = first_conflict(asked, earlier)
         if conflict is not None:
             guard: Guard | None = conflict.guard
@@ -448,7 +445,9 @@ def evaluate_reuse(
             guard = Guard.SIMILARITY
         else:
             guard = None
-        verdict = policy.refuse() if guard else policy.decide(features, coin)
+        verdict = (
+            policy.refuse() if guard else policy.decide(features, coin, differences=differences)
+        )
         if verdict.allowed:
             right, wrong = right + pair.same, wrong + (not pair.same)
             verified_reuses += verdict.verify

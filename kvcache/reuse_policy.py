@@ -25,7 +25,7 @@ from stoker.kvcache.error_bound import (
     exposure_needed,
 )
 from stoker.kvcache.reuse_selector import Features, ReuseSelector
-from stoker.kvcache.telling_words import NO_DIFFERENCES, Differences, TellingWords
+from stoker.kvcache.telling_words import NO_DIFFERENCES, Differences
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -103,7 +103,6 @@ class ReusePolicy:
         self._alpha = alpha
         self._verify_ratio = verify_ratio
         self._selector = ReuseSelector(history_max=self.HISTORY_MAX)
-        self._words = TellingWords()
         self._seen = 0
         self._fitted = 0
         self._proofs_begun = 0
@@ -136,16 +135,15 @@ class ReusePolicy:
         proof = self._leading()
         return 0 if proof is None else proof.bound.errors
 
-    def telling(self, differences: Differences) -> float:
-        """Return what has been learnt of differing words, for `pair_features`."""
-        return self._words.score(differences)
-
-    def decide(self, features: Features, coin: float) -> Verdict:
+    def decide(
+        self, features: Features, coin: float, *, differences: Differences = NO_DIFFERENCES
+    ) -> Verdict:
         """Judge one candidate.
 
         Args:
             features: From `pair_features`.
             coin: Uniform in [0, 1), drawn for this decision alone.
+            differences: The words in which the two questions differ.
 
         Returns:
             The verdict. Report its outcome with `learn`, or `skip` where it was not verified.
@@ -153,7 +151,7 @@ class ReusePolicy:
         bound = self.bound()
         if not self._selector.ready:
             return Verdict(False, True, 1.0, math.nan, bound, ())
-        chance = self._selector.chance(features)
+        chance = self._selector.chance(features, differences)
         if chance > self._cut:
             return Verdict(False, True, 1.0, chance, bound, ())
         proofs = tuple(proof.serial for proof in self._proofs)
@@ -191,12 +189,11 @@ class ReusePolicy:
             verdict: From `decide` or `refuse`.
             features: The same that were judged.
             same: Whether the earlier passages were those of the fresh search.
-            differences: The words in which the two questions differ.
+            differences: As in `decide`.
         """
         wrong = not same
-        self._words.learn(differences, wrong=wrong)
         self._seen += 1
-        self._selector.add(features, wrong=wrong, refused=verdict.refused)
+        self._selector.add(features, wrong=wrong, refused=verdict.refused, differences=differences)
         self._count(verdict, wrong=wrong)
         if verdict.allowed:
             self._reused_seen += 1
@@ -222,7 +219,6 @@ class ReusePolicy:
         self._reused = self._reused_seen = self._reused_wrong = 0
         self._forecast = 0.0
         self._selector.keep_newest(self.DRIFT_KEEP)
-        self._words.relearn()
         self._alarm = DriftAlarm(rate=min(self._delta, 0.5))
         self._fit()
 
@@ -307,8 +303,8 @@ class ReusePolicy:
         self._proofs_begun += 1
 
     def bytes(self) -> int:
-        """Return about how much memory this takes: at most 2.5 MB."""
-        return self._words.bytes() + self._selector.bytes()
+        """Return about how much memory this takes: at most 4 MB."""
+        return self._selector.bytes()
 
     def check(self) -> None:
         """Raise AssertionError on the first broken invariant."""

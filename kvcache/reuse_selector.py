@@ -17,6 +17,14 @@ from numpy.typing import NDArray
 
 from stoker.kvcache.guards import differing_words
 from stoker.kvcache.question import Question
+from stoker.kvcache.telling_words import (
+    NO_DIFFERENCES,
+    Differences,
+    Places,
+    TellingWords,
+    places_of,
+    row_bytes,
+)
 
 PARTS = 5
 """Of the outcomes: each is judged by a selector that learnt from the other four."""
@@ -43,8 +51,8 @@ class Neighborhood:
 
 NO_NEIGHBORHOOD = Neighborhood(np.zeros(0, np.float32), np.zeros(0, np.int8))
 
-FEATURE_COUNT = 27
-_OUTCOME_BYTES = 160  # an array's own object, a float, and places in three lists
+FEATURE_COUNT = 26
+_OUTCOME_BYTES = 176  # an array's own object, a float, and places in five lists
 _NEAR = 0.08  # cosine distance over which a neighbour's word loses two thirds of its weight
 
 
@@ -54,7 +62,6 @@ def pair_features(
     *,
     similarity: float,
     around: Neighborhood,
-    telling: float = 0.0,
 ) -> Features:
     """Describe one candidate: how near, how differently worded, and what its surroundings say.
 
@@ -63,7 +70,6 @@ def pair_features(
         earlier: The candidate.
         similarity: Their cosine.
         around: What is known near the new question.
-        telling: What their differing words say (`TellingWords.score`), finite.
 
     Returns:
         float64, shape (FEATURE_COUNT,), finite; the first is the constant 1.
@@ -104,7 +110,6 @@ def pair_features(
     features[23] = float(bool(asked.asks) and bool(earlier.asks) and asked.asks != earlier.asks)
     features[24] = features[19] * features[21]
     features[25] = float(len(asked.negations) != len(earlier.negations))
-    features[26] = telling
     return features
 
 
@@ -128,6 +133,10 @@ class ReuseSelector:
         self._rows: deque[Features] = deque(maxlen=history_max)
         self._wrong: deque[float] = deque(maxlen=history_max)
         self._open: deque[bool] = deque(maxlen=history_max)  # no guard had refused it
+        self._differences: deque[Places] = deque(maxlen=history_max)
+        self._part: deque[int] = deque(maxlen=history_max)
+        self._seen = 0
+        self._words = TellingWords(parts=PARTS)
         self._weights: Features | None = None
         self._chances: Features = np.zeros(0)
         self._errors: Features = np.zeros(0)
@@ -137,33 +146,45 @@ class ReuseSelector:
         """Whether it has been fitted."""
         return self._weights is not None
 
-    def chance(self, features: Features) -> float:
+    def chance(self, features: Features, differences: Differences = NO_DIFFERENCES) -> float:
         """Return the expected chance of error of a candidate that no guard refused."""
         assert self._weights is not None
         value = float(features @ self._weights[: len(features)])
+        value += float(self._weights[len(features)]) * self._words.score(differences)
         return 1.0 / (1.0 + math.exp(-min(max(value, -30.0), 30.0)))
 
-    def add(self, features: Features, *, wrong: bool, refused: bool) -> None:
+    def add(
+        self,
+        features: Features,
+        *,
+        wrong: bool,
+        refused: bool,
+        differences: Differences = NO_DIFFERENCES,
+    ) -> None:
         """Take one verified outcome."""
         self._rows.append(features)
         self._wrong.append(float(wrong))
         self._open.append(not refused)
+        self._differences.append(places_of(differences))
+        self._part.append(self._seen % PARTS)
+        self._seen += 1
 
     def keep_newest(self, count: int) -> None:
         """Forget all but the newest outcomes."""
-        for kept in (self._rows, self._wrong, self._open):
+        for kept in (self._rows, self._wrong, self._open, self._differences, self._part):
             while len(kept) > count:
                 kept.popleft()
 
     def fit(self) -> None:
-        """Fit to the outcomes kept, and rank them anew out of sample; 15 ms for 6,000."""
+        """Fit to the outcomes kept, and rank them anew out of sample; 40 ms for 6,000."""
         rows, wrong = np.array(self._rows), np.array(self._wrong)
-        is_open = np.array(self._open)
+        is_open, part = np.array(self._open), np.array(self._part)
+        # What is known of words by now, not what was known when the outcome came.
+        told = self._words.fit(self._differences, wrong, part)
         refused = (~is_open).astype(np.float64)
-        whole = np.column_stack([rows, refused, refused * rows[:, 1]])
+        whole = np.column_stack([rows, told, refused, refused * rows[:, 1]])
         self._weights = _fit_logistic(whole, wrong, start=self._weights)
         judged = np.zeros(len(rows))
-        part = np.arange(len(rows)) % PARTS
         for number in range(PARTS):
             judging, rest = part == number, part != number
             # The start is only near: the loss is convex, and has one least point.
@@ -184,13 +205,15 @@ class ReuseSelector:
         return self._chances, self._errors
 
     def bytes(self) -> int:
-        """Return about how much memory the outcomes kept take: the rows, and the rest of each."""
+        """Return about how much memory the outcomes kept take, and what is learnt of them."""
         held = 0 if not self._rows else self._rows[0].nbytes + _OUTCOME_BYTES
-        return held * len(self._rows) + self._chances.nbytes + self._errors.nbytes
+        words = sum(row_bytes(row) for row in self._differences) + self._words.bytes()
+        return held * len(self._rows) + words + self._chances.nbytes + self._errors.nbytes
 
     def check(self) -> None:
         """Raise AssertionError on the first broken invariant."""
         assert len(self._rows) == len(self._wrong) == len(self._open)
+        assert len(self._rows) == len(self._differences) == len(self._part)
 
 
 def _fit_logistic(rows: Features, wrong: Features, *, start: Features | None) -> Features:

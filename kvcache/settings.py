@@ -77,7 +77,7 @@ class KvcacheSettings:
         default=256,
         metadata={
             "help": "Tenants with earlier questions in memory; the longest idle one is dropped "
-            "beyond it; what is learnt of each takes 128 KiB, and up to 2.4 MB once it has asked "
+            "beyond it; what is learnt of each takes 64 KiB, and up to 4 MB once it has asked "
             "much, beside its questions; count"
         },
     )

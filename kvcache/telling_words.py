@@ -4,17 +4,19 @@
 with "billing", they do not, though each pair differs in one word and the cosines are alike. Which
 words matter no table knows beforehand; the searches that follow refusals say so one by one.
 
-Source: logistic regression with one step per outcome and a step size per weight, McMahan et al.,
-"Ad click prediction: a view from the trenches", KDD 2013, over hashed words (Weinberger et al.,
-ICML 2009). Ours has no sparsity term: the table is small. What it says is one feature of
-`reuse_selector`, taken as it was *before* the outcome was known: so it is judged by questions that
-it had not seen, like any other. Nothing is released on its word: it ranks, and the proof counts.
+Source: ridge logistic regression over hashed words (Weinberger et al., "Feature hashing for large
+scale multitask learning", ICML 2009), by steps that a bound on the curvature keeps from going
+uphill (Boehning and Lindsay, 1988). What it says of an outcome is said by weights that were fitted
+without that outcome ("stacking", Wolpert 1992): so it is one feature of `reuse_selector`, as good
+for the oldest outcome as for the newest. Nothing is released on its word: it ranks, and the proof
+counts.
 """
 
 from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +30,14 @@ Differences = tuple[int, ...]
 NO_DIFFERENCES: Differences = ()
 WORDS_MAX = 48  # of each kind; long texts that differ in more differ in everything
 _PLACES = 1 << 14
-_STEP = 0.5
+_STEPS = 8  # each fit goes on from where the last one ended
+_RIDGE = 1.0  # a word seen once or twice says little
+_CURVATURE_MIN = 0.02  # of an outcome that is taken for certain: it may still be learnt from
+_KEPT_MAX = 24  # of an outcome: more would cost time, and teach little of each
+_ROW_BYTES = 112  # an array's own object
+
+Places = NDArray[np.uint16]
+"""Differences as they are kept: two bytes each."""
 
 
 def differences_of(asked: Question, earlier: Question) -> Differences:
@@ -52,34 +61,83 @@ class TellingWords:
     """Weighs differing words by how often a reuse across them was wrong. Not thread-safe.
 
     Two words that fall on one place share its weight: at some thousand words that is rare, and
-    costs reuse, not truth. Takes 128 KiB.
+    costs reuse, not truth. Takes 64 KiB, and up to 450 KiB once it has seen many words.
+
+    Args:
+        parts: Of the outcomes; each is judged by weights that were fitted to the others.
     """
 
-    def __init__(self) -> None:
-        self._weights: NDArray[np.float32] = np.zeros(_PLACES, np.float32)
-        self._squares: NDArray[np.float32] = np.ones(_PLACES, np.float32)
-        self._base, self._base_square = -1.0, 1.0
+    def __init__(self, *, parts: int) -> None:
+        self._parts = parts
+        self._of_all: NDArray[np.float32] = np.zeros(_PLACES, np.float32)
+        # Of every part and of all, for the places that the last fit has seen.
+        self._seen: Places = np.zeros(0, np.uint16)
+        self._weights: NDArray[np.float32] = np.zeros((parts + 1, 0), np.float32)
+        self._bases = np.full(parts + 1, -1.0)
 
     def score(self, differences: Differences) -> float:
         """Return the log odds that a reuse across these differences is wrong."""
-        weights = self._weights
-        return self._base + math.fsum(float(weights[place]) for place in differences)
+        weights = self._of_all
+        return float(self._bases[-1]) + math.fsum(float(weights[place]) for place in differences)
 
-    def learn(self, differences: Differences, *, wrong: bool) -> None:
-        """Take one verified outcome; a few microseconds a word."""
-        chance = 1.0 / (1.0 + math.exp(-min(max(self.score(differences), -30.0), 30.0)))
-        miss = float(wrong) - chance
-        self._base_square += miss * miss
-        self._base += _STEP * miss / math.sqrt(self._base_square)
-        for place in differences:
-            self._squares[place] += miss * miss
-            self._weights[place] += _STEP * miss / math.sqrt(float(self._squares[place]))
+    def fit(
+        self, rows: Sequence[Places], wrong: NDArray[np.float64], part: NDArray[np.int64]
+    ) -> NDArray[np.float64]:
+        """Fit to outcomes, and say of each what the others teach.
+
+        Args:
+            rows: The places of each outcome's differences.
+            wrong: 1 where the reuse was wrong, shape (n,).
+            part: 0 to ``parts`` - 1, shape (n,); an outcome stays in its part from fit to fit.
+
+        Returns:
+            float64, shape (n,): log odds by weights that have not seen that outcome.
+        """
+        lengths = np.fromiter((len(row) for row in rows), np.int64, len(rows))
+        owner = np.repeat(np.arange(len(rows)), lengths)
+        flat = np.concatenate([*rows, self._seen[:0]])  # the last makes it whole where none differs
+        seen, place = np.unique(flat, return_inverse=True)
+        weights = self._carried(seen)
+        judged = np.zeros(len(rows))
+        for number in range(self._parts + 1):
+            used = (part != number).astype(np.float64)
+            taught, base = weights[number], float(self._bases[number])
+            for _ in range(_STEPS):
+                logits = base + np.bincount(owner, weights=taught[place], minlength=len(rows))
+                chance = 1.0 / (1.0 + np.exp(-np.clip(logits, -30.0, 30.0)))
+                miss = used * (wrong - chance)
+                # An outcome's curvature, shared by all its places: no step is then too long.
+                bend = used * np.maximum(chance * (1.0 - chance), _CURVATURE_MIN) * (lengths + 1.0)
+                pull = np.bincount(place, weights=miss[owner], minlength=len(seen))
+                hold = np.bincount(place, weights=bend[owner], minlength=len(seen))
+                taught = taught + (pull - _RIDGE * taught) / (hold + _RIDGE)
+                base += float(miss.sum() / (bend.sum() + 1e-3))
+            weights[number], self._bases[number] = taught, base
+            apart = used == 0.0
+            logits = base + np.bincount(owner, weights=taught[place], minlength=len(rows))
+            judged[apart] = logits[apart]
+        self._seen, self._weights = seen, weights.astype(np.float32)
+        self._of_all[:] = 0.0
+        self._of_all[seen] = weights[-1]
+        return judged
+
+    def _carried(self, seen: Places) -> NDArray[np.float64]:
+        """Return the weights of the last fit for these places; 0 for those that are new."""
+        weights = np.zeros((self._parts + 1, len(seen)))
+        _, here, before = np.intersect1d(seen, self._seen, assume_unique=True, return_indices=True)
+        weights[:, here] = self._weights[:, before]
+        return weights
 
     def bytes(self) -> int:
         """Return how much memory the weights take."""
-        return self._weights.nbytes + self._squares.nbytes
+        return self._of_all.nbytes + self._seen.nbytes + self._weights.nbytes
 
-    def relearn(self) -> None:
-        """Let new outcomes count as the first ones did; what was learnt stays until they differ."""
-        self._squares[:] = 1.0
-        self._base_square = 1.0
+
+def places_of(differences: Differences) -> Places:
+    """Return differences as they are kept: of many, those that always come first."""
+    return np.array(differences[:_KEPT_MAX], np.uint16)
+
+
+def row_bytes(row: Places) -> int:
+    """Return how much memory one outcome's differences take."""
+    return _ROW_BYTES + row.nbytes

@@ -9,11 +9,17 @@ most of it embedding). Shapes:
 * ``turns``: mtrag's questions as asked and as rewritten for their context, and said politely;
 * ``differences``: requests with one clear difference each, by kind: a number, a place, who to whom,
   with and without, a date, a version, a negation;
+* ``helpdesk``: tickets of twelve topics, some asked far more often; near misses change one slot;
+* ``amounts``: one amount or time in two spellings, beside another amount, beside another thing;
+* ``headings``, ``python-headings``: headings of documentation asked for in two ways, beside those
+  that share most words (of PostgreSQL and Kafka; of Python);
+* ``languages``, ``languages-2``: templates in German, French, Spanish; Italian, Portuguese, Dutch;
 * ``random``: banking77's questions, partners drawn at random and from near misses, so that a
   question's neighbours say nothing about its pair.
 
-Arrivals are shuffled by ``--order``. What it prints beside ours is the best single cosine
-threshold in hindsight, which knows every truth and pays for no proof.
+Arrivals are shuffled by ``--order``; below 0 they come as they were made. What it prints beside
+ours is the best single cosine threshold in hindsight, which knows every truth and pays for no
+proof.
 """
 
 from __future__ import annotations
@@ -30,8 +36,7 @@ from stoker.kvcache.reuse_evaluation import Pair, evaluate_reuse, with_vectors
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from kvcache_bench import banking77_rows
-
-Labelled = tuple[str, str, bool]
+from kvcache_pair_kinds import Labelled, amounts, headings, helpdesk, languages
 
 ASKS = (
     "how do i {x}", "how can i {x}", "what is the way to {x}", "i want to {x}, how",
@@ -221,10 +226,17 @@ def build(shape: str, data: Path, *, seed: int, order: int, count: int) -> list[
         "differences": lambda: differences(rng, count),
         "claims": lambda: claims(rng, data),
         "turns": lambda: turns(rng, data),
+        "helpdesk": lambda: helpdesk(rng, count),
+        "amounts": lambda: amounts(rng, ASKS, count),
+        "headings": lambda: headings(rng, data, ("postgresql15", "kafka"), count),
+        "python-headings": lambda: headings(rng, data, ("python311",), count),
+        "languages": lambda: languages(rng, ("de", "fr", "es"), count),
+        "languages-2": lambda: languages(rng, ("it", "pt", "nl"), count),
         "random": lambda: at_random(rng, data, count),
     }
     labelled = makers[shape]()
-    random.Random(order).shuffle(labelled)
+    if order >= 0:
+        random.Random(order).shuffle(labelled)
     bare = [Pair(a, b, same, None, None) for a, b, same in labelled]
     embedder = Embedder(thread_count=1, batch_size=64)
     return with_vectors(bare, lambda texts: np.asarray(embedder.embed(texts)))
@@ -236,10 +248,13 @@ if __name__ == "__main__":
     parser.add_argument(
         "--shape",
         required=True,
-        choices=["templates", "differences", "claims", "turns", "random"],
-    )
+        choices=[
+            "templates", "differences", "claims", "turns", "helpdesk", "amounts", "headings",
+            "python-headings", "languages", "languages-2", "random",
+        ],
+    )  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, help="of the pairs")
-    parser.add_argument("--order", type=int, default=0, help="of their arrival")
+    parser.add_argument("--order", type=int, default=0, help="of their arrival; -1: as made")
     parser.add_argument(
         "--count", type=int, default=4_000, help="pairs, where the shape has no end"
     )

@@ -268,6 +268,23 @@ def test_pairs_of_one_kind_only_are_no_special_case(same: bool) -> None:
     assert (found.reused_true > 0) == same
 
 
+def test_few_pairs_prove_nothing_and_copies_of_pairs_are_pairs() -> None:
+    assert evaluate_reuse(synthetic_pairs(20, seed=9), delta=0.01).reused == 0
+    found = evaluate_reuse(synthetic_pairs(250, seed=10) * 8, delta=0.02)
+    assert found.reused_true > 300
+    assert found.false_share_upper <= 0.02
+
+
+def test_a_meaning_of_same_that_turns_ends_reuse_within_delta() -> None:
+    """From then on near pairs are wrong. One in ten is looked at, so some tens pass before it."""
+    pairs = synthetic_pairs(3_600, seed=11)
+    turned = [*pairs[:3_000], *(dataclasses.replace(p, same=not p.same) for p in pairs[3_000:])]
+    found = evaluate_reuse(turned, delta=0.02)
+    assert found.reused_true > 1_000
+    assert found.reused_false <= 40
+    assert found.false_share_upper <= 0.02
+
+
 def test_nothing_provable_means_nothing_reused() -> None:
     rng = random.Random(5)
     pairs = [
