@@ -215,9 +215,25 @@ class Index:
         """Text and metadata of each id, None where there is none."""
         return self._collection.documents(ids, tenant)
 
-    def merge(self) -> None:
-        """Seal the changes into a new generation now; blocks. Needs ``mode="rw"``."""
-        self._collection.merge()
+    def merge(self, *, full: bool = False, heat: Mapping[Any, float] | None = None) -> None:
+        """Seal the changes into a new generation now; blocks. Needs ``mode="rw"``.
+
+        Args:
+            full: Rewrite every segment, in the newest format, not only those worth it.
+            heat: Weight (>= 0) by id, or by (tenant, id): hot rows are sealed side by side.
+
+        Raises:
+            InputError: opened for reading, or a weight is no number or below 0.
+            CapacityError: the disk is full; the old generation goes on.
+        """
+        self._collection.merge(full=full, heat=_content_keys(heat) or None)
+
+    def refresh(self) -> bool:
+        """Show what a writing process has changed since; True when anything had.
+
+        An index opened for reading stays at the change that it was opened at until this is called.
+        """
+        return self._collection.refresh()
 
     def close(self) -> None:
         """Close; searches under way end first. A second call does nothing."""

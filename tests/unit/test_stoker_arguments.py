@@ -88,6 +88,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "upsert": {"ids": [1], "vectors": np.ones((1, DIM)), "texts": None, "metadata": None,
                "tenant": "default"},
     "delete": {"ids": [9_999], "tenant": "default"},
+    "merge": {"heat": None},
     "documents": {"ids": [1], "tenant": "default"},
     "warm_served": {"accesses": {1: 1.0}},
     "build": {"vectors": vectors(), "ids": None, "metric": "l2", "m": 8, "ef_construction": 20,
@@ -148,6 +149,19 @@ def test_a_set_names_no_vector_and_deletes_as_well_as_a_list(index: stoker.Index
         index.upsert(both, np.zeros((2, DIM)))
     index.delete(both)
     assert index.count == count - 2
+
+
+def test_a_reader_sees_what_was_written_when_it_looks(tmp_path: Path) -> None:
+    stoker.build(tmp_path / "i", vectors(), threads=1)
+    with stoker.open(tmp_path / "i", mode="rw") as writer, stoker.open(tmp_path / "i") as reader:
+        writer.upsert([77], np.full((1, DIM), 9.0))
+        assert (writer.count, reader.count) == (COUNT + 1, COUNT)
+        assert reader.refresh()
+        assert reader.search(np.ones(DIM), 1).ids.tolist() == [77]
+        writer.merge(full=True, heat={77: 1.0, ("default", 3): 2.0})
+        assert reader.refresh()
+        assert (reader.generation, reader.count) == (2, COUNT + 1)
+        assert not reader.refresh()
 
 
 @pytest.mark.parametrize("number", [np.float32, np.float64, np.float16])
