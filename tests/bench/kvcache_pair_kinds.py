@@ -6,6 +6,7 @@ import gzip
 import json
 import random
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 Labelled = tuple[str, str, bool]
@@ -390,7 +391,7 @@ def amounts(rng: random.Random, asks: tuple[str, ...], count: int) -> list[Label
         verbs = rng.choice(VERBS).split("|") if measured else []
         thing = rng.choice(SETTINGS if measured else JOBS)
 
-        def said(amount: str, of: str, verbs: list[str] = verbs) -> str:
+        def said(amount: str, of: str, verbs: Sequence[str] = verbs) -> str:
             return f"{rng.choice(verbs)} {of} to {amount}" if verbs else f"{of} {amount}"
 
         draw = rng.random()
