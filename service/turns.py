@@ -5,7 +5,9 @@ holds up every request that meets one, for as long as the piece takes, and a bus
 So such work goes on for one piece when the last caller has been answered, because the next request
 will hardly come just then; and after that only once no caller has come for a while, or in the next
 gap. Where callers never leave a gap it goes on all the same after a few milliseconds, for one
-piece: it takes a bounded share, and always ends.
+piece. Such waits have a bound in all: the more of its patience is used up, the shorter they get,
+and at last the work steps aside for no longer than it works. So it ends, however many pieces it
+has: within twice the time that it takes alone, and its patience.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ _BREATH_S: Final = 0.0001
 _QUIET_S: Final = 0.003
 # Longest between two pieces: of a server that is never without a request these take a few percent.
 _WAIT_S_MAX: Final = 0.003
+# Patience of one piece of work: some thousand pieces beside callers that never leave a gap.
+PATIENCE_S: Final = 10.0
 
 
 class Callers:
@@ -64,16 +68,17 @@ class Callers:
             with contextlib.suppress(IndexError):  # one that has given up meanwhile
                 self._waiting.popleft().release()
 
-    def wait_gap(self, used: int) -> int:
-        """Wait until it is a good moment for a piece, for a few milliseconds at most.
+    def wait_gap(self, used: int, *, wait_s_max: float) -> int:
+        """Wait until it is a good moment for a piece.
 
         Args:
             used: Number of the gap that the last piece was in.
+            wait_s_max: Longest wait; from 0 down there is none.
 
         Returns:
             The number of the gap that it is now.
         """
-        end_s = self.clock() + _WAIT_S_MAX
+        end_s = self.clock() + wait_s_max
         while (left_s := self._left_s(used, end_s)) > 0.0:
             turn = threading.Lock()
             turn.acquire()
@@ -97,19 +102,41 @@ class Callers:
 
 
 class Turns:
-    """The turns of one piece of work, in one thread."""
+    """The turns of one piece of work, in one thread.
 
-    def __init__(self, callers: Callers, *, pause: Callable[[float], object] = time.sleep) -> None:
-        """Prepare; ``pause`` waits for some seconds, passed in by tests."""
+    Invariant: it has stepped aside for no longer than its patience and the time that it has worked,
+    but for the last wait.
+    """
+
+    def __init__(
+        self,
+        callers: Callers,
+        *,
+        patience_s: float = PATIENCE_S,
+        pause: Callable[[float], object] = time.sleep,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            patience_s: How long the work may step aside in all, beside as long as it works.
+            pause: Waits for some seconds; passed in by tests.
+        """
         self._callers = callers
+        self._patience_s = patience_s
         self._pause = pause
+        self._left_s = patience_s
         self._gap = callers.gaps
         self._since_s = callers.clock()
 
     def let_by(self) -> None:
         """Let requests by, if a piece's time has passed: call it often, between small steps."""
-        if self._callers.clock() - self._since_s < _PIECE_S:
+        now_s = self._callers.clock()
+        left_s = self._left_s + now_s - self._since_s
+        if now_s - self._since_s < _PIECE_S or left_s <= 0.0:
             return
         self._pause(_BREATH_S)
-        self._gap = self._callers.wait_gap(self._gap)
+        # As long as ever while half of the patience is left, and then less and less.
+        wait_s_max = _WAIT_S_MAX * left_s / max(left_s, 0.5 * self._patience_s)
+        self._gap = self._callers.wait_gap(self._gap, wait_s_max=wait_s_max)
         self._since_s = self._callers.clock()
+        self._left_s = left_s - (self._since_s - now_s)

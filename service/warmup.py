@@ -27,7 +27,7 @@ from stoker.prefetch.warm_control import PAUSED, WarmControl
 from stoker.prefetch.warm_set import Accesses, WarmSet
 from stoker.service.answers import WarmupStatus
 from stoker.service.problems import DeadlinePassed, WarmupIdle, WarmupRunning
-from stoker.service.turns import Callers, Turns
+from stoker.service.turns import PATIENCE_S, Callers, Turns
 from stoker.service.whole_file import replace_file
 
 log = structlog.get_logger(__name__)
@@ -36,6 +36,8 @@ log = structlog.get_logger(__name__)
 _MEASURED_ACCESSES: Final = SPAN_ACCESSES_MIN
 # Rounds left out at most after one that found nothing: some minutes, at a round every 5 s.
 _ROUNDS_SKIPPED_MAX: Final = 63
+# Of a warm-up's deadline, for stepping aside: what is not planned by then is not loaded either.
+_PATIENCE_RATIO: Final = 0.1
 # What can be asked of a warm-up that runs.
 STEERING: Final = ("pause", "resume", "reprioritise", "cancel")
 
@@ -335,7 +337,10 @@ class WarmupRunner:
         loaded: WarmSet,
     ) -> Receipt:
         began = time.monotonic()
-        self._turns = Turns(self._callers)
+        patience_s = PATIENCE_S
+        if deadline_s is not None:
+            patience_s = min(patience_s, _PATIENCE_RATIO * deadline_s)
+        self._turns = Turns(self._callers, patience_s=patience_s)
         demand = self._demand()
         self.rest()
         coverage = self._coverage() if demand else KNOWN
@@ -366,9 +371,10 @@ class WarmupRunner:
     def rest(self) -> None:
         """Let requests by, in the warm-up's thread, between two small steps of its work.
 
-        Not in a first warm-up that still loads, because they wait for that.
+        Not in a first warm-up that still loads, because they wait for that, and not at a stop,
+        which waits for it too.
         """
-        if self._loaded.is_set():
+        if self._loaded.is_set() and not self._stop.is_set():
             self._turns.let_by()
 
     def _note(self, mark: StageMark) -> None:

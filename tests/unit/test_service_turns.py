@@ -170,3 +170,31 @@ def test_a_request_that_fails_no_longer_waits() -> None:
     with pytest.raises(ValueError, match="no"), callers:
         raise ValueError("no")
     assert (callers.count, callers.gaps) == (0, 1)
+
+
+def test_work_steps_aside_for_no_longer_than_its_patience_and_its_work() -> None:
+    clock = Clock()
+    waits: list[float] = []
+
+    class Sleeping(Callers):
+        """Never leaves a gap: each wait is as long as it may be."""
+
+        def wait_gap(self, used: int, *, wait_s_max: float) -> int:
+            waits.append(wait_s_max)
+            clock.now_s += wait_s_max
+            return used
+
+    def pause(seconds: float) -> None:
+        clock.now_s += seconds
+
+    work = Turns(Sleeping(clock=clock), patience_s=1.0, pause=pause)
+    worked_s = 0.0
+    for _ in range(20_000):
+        clock.now_s += 1.001 * turns._PIECE_S
+        worked_s += 1.001 * turns._PIECE_S
+        work.let_by()
+        aside_s = clock.now_s - 100.0 - worked_s
+        assert aside_s <= worked_s + 1.0 + turns._WAIT_S_MAX
+    assert waits[:100] == pytest.approx([turns._WAIT_S_MAX] * 100), "at first as long as ever"
+    assert len(waits) > 15_000, "it never stops to step aside"
+    assert waits[-1] < 0.1 * turns._WAIT_S_MAX

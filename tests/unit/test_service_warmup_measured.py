@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from stoker.prefetch.protocols import LoadOutcome, UnitBatch
 from stoker.prefetch.settings import PrefetchSettings
 from stoker.prefetch.warm_set import Accesses
 from stoker.service.problems import DeadlinePassed
-from stoker.service.turns import Callers
+from stoker.service.turns import _PIECE_S, Callers
 from stoker.service.warmup import WarmupRunner, read_receipt
 
 
@@ -198,7 +198,7 @@ def test_searches_get_by_between_the_pieces_of_a_warm_up_that_nobody_waits_for()
         def __init__(self) -> None:
             super().__init__(clock=itertools.count().__next__)
 
-        def wait_gap(self, used: int) -> int:
+        def wait_gap(self, used: int, *, wait_s_max: float) -> int:
             rests.append(len(source.loads))
             return used
 
@@ -248,3 +248,74 @@ def test_a_warm_up_ends_beside_callers_that_never_leave_a_gap(tmp_path: Path) ->
             runner.measure()
             assert runner.receipt.measured_hit_ratio == 1.0
     assert read_receipt(tmp_path / "receipt.json") == runner.receipt
+
+
+class Stepping(Callers):
+    """Callers that never leave a gap, on a clock that only work and waits move."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.waits = 0
+        super().__init__(clock=lambda: self.now_s)
+
+    def wait_gap(self, used: int, *, wait_s_max: float) -> int:
+        self.now_s += max(0.0, wait_s_max)
+        self.waits += 1
+        return used
+
+
+class ManyKeys(SlowToPredict):
+    """Looks keys up in 4,000 pieces: 0.4 s of work."""
+
+    def __init__(self, callers: Stepping) -> None:
+        super().__init__()
+        self.let.set()
+        self._callers = callers
+
+    def unit_batches_in_pieces(
+        self, heat: Mapping[tuple[str, str], float], rest: Callable[[], None]
+    ) -> list[UnitBatch]:
+        for _ in range(4_000):
+            self._callers.now_s += 1.001 * _PIECE_S
+            rest()
+        return self.unit_batches(heat)
+
+
+@pytest.mark.parametrize("deadline_s", [20.0, None])
+def test_a_plan_of_many_keys_stands_in_time_beside_callers_that_leave_no_gap(
+    deadline_s: float | None,
+) -> None:
+    callers = Stepping()
+    source = ManyKeys(callers)
+    runner = WarmupRunner(
+        lambda: [source],
+        lambda: {("a", "x"): 1.0},
+        settings=PrefetchSettings(),
+        receipt_path=None,
+        callers=callers,
+    )
+    runner._loaded.set()  # as after an earlier one
+    runner.start(budget_bytes=None, deadline_s=deadline_s, everything=True)
+    runner.wait(60.0)
+    assert source.loads == ["upper", "links"]
+    # Twice its work, and a tenth of the deadline or ten seconds.
+    assert callers.now_s - 100.0 <= 0.9 + (10.0 if deadline_s is None else 0.1 * deadline_s)
+    assert callers.waits > 1_000
+
+
+def test_a_warm_up_steps_aside_for_nobody_once_its_server_stops() -> None:
+    callers = Stepping()
+    source = ManyKeys(callers)
+    runner = WarmupRunner(
+        lambda: [source],
+        lambda: {("a", "x"): 1.0},
+        settings=PrefetchSettings(),
+        receipt_path=None,
+        callers=callers,
+    )
+    runner.start(budget_bytes=None, deadline_s=None, everything=True)
+    assert runner.stop(60.0)
+    callers.now_s += 1.0
+    waits = callers.waits
+    runner.rest()
+    assert callers.waits == waits
