@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from stoker.index.build import build_segment
 from stoker.index.exact import search_exact
+from stoker.index.held_out import recall_of
 from stoker.index.manifest import FILES
 from stoker.index.paged_file import HEADER_BYTES, PagedFile
 from stoker.index.segment import Segment, SegmentHits
@@ -74,11 +75,6 @@ def sealed(
     return path, vectors, queries
 
 
-def recall(hits: SegmentHits | list[SegmentHits], truth: NDArray[np.int64]) -> float:
-    rows = hits.rows if isinstance(hits, SegmentHits) else np.concatenate([h.rows for h in hits])
-    return float((rows[:, :, None] == truth[:, None, :]).any(axis=1).mean())
-
-
 @pytest.mark.parametrize("bits", [2, 4])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_batch_under_a_budget_reads_no_more_and_finds_as_much(
@@ -94,7 +90,9 @@ def test_a_batch_under_a_budget_reads_no_more_and_finds_as_much(
         walked = {"upper", "links", "coarse" if bits == 2 else "codes"}
         kinds = whole.resident().kinds
         needed = sum(kind.pages * kind.page_bytes for kind in kinds if kind.kind in walked)
-    for spare, target, size in ((64, 0.9, 300), (400, 0.97, 40), (400, 0.995, 300)):
+    # The first: lower than that, codes of four bits leave less in doubt than may be lost.
+    lowest = 0.9 if bits == 2 else 0.98
+    for spare, target, size in ((64, lowest, 300), (400, 0.97, 40), (400, 0.995, 300)):
         found, read = {}, {}
         for way in ("singles", "batches"):
             budget = needed + spare * 4_096
@@ -113,10 +111,12 @@ def test_a_batch_under_a_budget_reads_no_more_and_finds_as_much(
                 assert bytes_read == segment.pool_stats()["demand_bytes"] - before
                 assert segment.pool_stats()["resident_bytes"] <= budget
                 assert all((hits.summary.completeness == 1).all() for hits in answers)
-                found[way], read[way] = recall(answers, truth), bytes_read
+                rows = segment.ids_at(np.concatenate([hits.rows for hits in answers]))
+                found[way], read[way] = float(recall_of(rows, truth).mean()), bytes_read
         assert read["batches"] > 0
         assert read["batches"] <= 1.3 * read["singles"]
         assert found["batches"] >= found["singles"] - 0.01
+        assert found["batches"] >= 0.85
 
 
 def test_damaged_pages_cost_a_batch_no_more_than_its_singles(
