@@ -409,13 +409,14 @@ void bind_segment(nb::module_& m) {
           nb::kw_only(), "unit_rows"_a,
           "Navigates on the vectors themselves; `unit_rows` where the measure is the cosine.");
 
-  nb::class_<SearchOptions>(m, "SearchOptions", "How searches of one k, width and recall target are done.")
+  nb::class_<SearchOptions>(m, "SearchOptions",
+                            "How searches of one k, width and recall target are done.")
       .def(
           "__init__",
-          [](SearchOptions* self, std::uint32_t k, std::uint32_t ef, float rerank_target, float mean_loss,
-             float loss_ceiling, std::uint32_t rerank_reads_max, bool read_vectors,
-             std::uint32_t beam, bool normalize, std::uint32_t near_ef, float near_from,
-             float spread, std::uint32_t entry_ef, float near_mean_loss) {
+          [](SearchOptions* self, std::uint32_t k, std::uint32_t ef, float rerank_target,
+             float mean_loss, float loss_ceiling, std::uint32_t rerank_reads_max,
+             bool read_vectors, std::uint32_t beam, bool normalize, std::uint32_t near_ef,
+             float near_from, float spread, std::uint32_t entry_ef, float near_mean_loss) {
             new (self) SearchOptions();
             self->params.k = k;
             self->params.ef = ef;
@@ -456,7 +457,8 @@ void bind_segment(nb::module_& m) {
   nb::class_<Facts>(m, "Facts", "What the searches of a batch say of themselves.")
       .def("columns", &Facts::columns,
            "float64, a row a query: expected_recall, expanded, evaluated, skipped, exact, "
-           "refined, damaged, rounds, pages_read, bytes_read, deadline_hit, scanned, found, best, query_length, narrow, farther.");
+           "refined, damaged, rounds, pages_read, bytes_read, deadline_hit, scanned, found, best, "
+           "query_length, narrow, farther.");
   nb::class_<NativeSegment>(m, "NativeSegment", "Search over a segment's pages in a pool.")
       .def(nb::init<nb::object, const SegmentLayout&, std::size_t, std::uint64_t, Vector<float>,
                     const std::optional<stoker::CoarseBasis>&>(),

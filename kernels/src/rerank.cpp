@@ -21,7 +21,7 @@ constexpr double kLeftByReads = 0.1;
 // where they are asked for.
 constexpr std::size_t kSteps = 3;
 // Pages of a row's first and second code, which lie apart.
-constexpr std::size_t kPlanePages = 2;
+constexpr double kPlanePages = 2;
 
 // Vectors on their way from memory while one is compared.
 constexpr std::size_t kVectorsAhead = 3;
@@ -34,6 +34,12 @@ inline float read_f32(const std::uint8_t* p) {
 
 // Probability that a standard normal variable exceeds `z`.
 double upper_tail(double z) { return 0.5 * std::erfc(z * 0.70710678118654752); }
+
+// On how many pages a vector lies in the mean: it is cut wherever a page ends.
+double pages_of_vector(const SegmentLayout& layout, const PagePool& pool) {
+  const double bytes = static_cast<double>(layout.vectors.record_bytes);
+  return 1.0 + (bytes - 1.0) / static_cast<double>(pool.view(layout.vectors.store).page_bytes);
+}
 
 bool nearer(const Candidate& a, const Candidate& b) {
   return a.distance < b.distance || (a.distance == b.distance && a.row < b.row);
@@ -60,13 +66,8 @@ Rerank::Rerank(Searcher& searcher, Settling& settling)
       vectors_(layout_, searcher.kernels_, pool_, settling),
       code_bytes_(searcher.quantizer_.shape().code_bytes),
       blocks_(searcher.quantizer_.shape().blocks),
-      // After a walk on coarse codes a row takes both its codes, or its vector, which is cut into
-      // pages wherever they end: on so many it lies in the mean.
-      settles_by_vectors_(layout_.walk_coarse &&
-                          (layout_.vectors.record_bytes - 1.0) /
-                                      static_cast<double>(pool_.view(layout_.vectors.store).page_bytes) +
-                                  1.0 <
-                              kPlanePages),
+      // After a walk on coarse codes a row takes both its codes, or its vector.
+      settles_by_vectors_(layout_.walk_coarse && pages_of_vector(layout_, pool_) < kPlanePages),
       l2_factor_(layout_.metric == Metric::l2 ? 1.0f : 0.0f),
       dot_factor_(layout_.metric == Metric::l2 ? -2.0f : -1.0f) {}
 
@@ -190,7 +191,8 @@ double Rerank::loss_max() const {
   return (1.0 - static_cast<double>(s_.params.rerank_target)) * static_cast<double>(s_.k);
 }
 
-// What the step that comes next lifts candidates to.
+// What the step that comes next lifts candidates to. What vectors leave in doubt, since they moved
+// the border or no more of them could be read, takes codes.
 Grade Rerank::step_grade() const {
   const bool vectors = s_.step + 1 == kSteps || (s_.step == 0 && settles_by_vectors_);
   return vectors ? Grade::exact : Grade::refined;
@@ -218,8 +220,9 @@ void Rerank::put_off() {
   searcher_.credit_.settle(s_.put_off_at, s_.params.mean_loss);
 }
 
-// Has `want` take those candidates below `grade` that are most in doubt, as many as it takes to bring
-// the expected loss down to what a query that reads may keep, or until it has no room for one.
+// Has `want` take those candidates below `grade` that are most in doubt, as many as it takes to
+// bring the expected loss down to what a query that reads may keep, or until it has no room for
+// one.
 template <typename Want>
 void Rerank::want_doubtful(Grade grade, const Want& want) {
   for (std::size_t i = 0; i < s_.count; ++i) {
@@ -257,10 +260,10 @@ void Rerank::want_planes() {
   });
 }
 
-// Full vectors: where the walk compared coarse codes they settle as much as both codes in fewer pages,
-// and in one round what first codes and then second ones settle in two. 100,000 x 384, a tenth of the
-// bytes in memory, for one mean loss: 0.42 to 0.63 pages in 0.05 to 0.08 rounds a query, by codes 0.59
-// to 0.72 in 0.11 to 0.13.
+// Full vectors: where the walk compared coarse codes they settle as much as both codes in fewer
+// pages, and in one round what first codes and then second ones settle in two. 100,000 x 384, a
+// tenth of the bytes in memory, for one mean loss: 0.42 to 0.63 pages in 0.05 to 0.08 rounds a
+// query; first codes and then second ones took 0.51 to 0.71 in 0.10 to 0.13.
 void Rerank::want_doubtful_vectors() {
   want_doubtful(Grade::exact, [&](std::uint32_t row) {
     if (s_.wanted.size() >= s_.params.rerank_reads_max) return false;

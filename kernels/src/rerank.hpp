@@ -154,7 +154,7 @@ class Rerank {
   FullVectors vectors_;
   std::size_t code_bytes_;  // of a 4-bit code
   std::size_t blocks_;
-  bool settles_by_vectors_; // what is in doubt, at first
+  bool settles_by_vectors_;   // what is in doubt, at first
   float l2_factor_;         // 0 for inner product, 1 for l2: weight of |x - centre|^2
   float dot_factor_;        // -1 or -2
 };

@@ -36,8 +36,8 @@ class WalkCodes {
     if (in_basis) return query.coarse_offset;
     return (narrow_blocks_ > 0 ? 1.5f : 7.5f) * static_cast<float>(query.sum8);
   }
-  // Products of the query with `count` codes, up to the offset. `more` is scratch, and so is `codes`, left
-  // as it was.
+  // Products of the query with `count` codes, up to the offset. `more` is scratch, and so is
+  // `codes`, left as it was.
   void dots(const PreparedQuery& query, const std::uint8_t** codes, std::size_t count,
             std::int32_t* out, std::vector<std::int32_t>& more) const {
     const std::int8_t* q = in_basis ? query.coarse8.data() : query.q8.data();

@@ -1,4 +1,4 @@
-// One level of a walk: nodes are followed, their neighbors' codes compared, what is missing is read.
+// One level of a walk: nodes are followed, their neighbors' codes compared, what is missing read.
 #include <algorithm>
 #include <cmath>
 
@@ -159,8 +159,8 @@ void Walk::fetch_codes() {
   }
 }
 
-// Inside a ReadGuard. What fetch_codes() and compare_codes() do, of vectors: they are short, many to
-// a line of the cache, and compared as they are met.
+// Inside a ReadGuard. What fetch_codes() and compare_codes() do, of vectors: they are short, many
+// to a line of the cache, and compared as they are met.
 void Walk::compare_vectors() {
   for (const std::uint32_t row : s_.neighbors) {
     const std::byte* vector = vectors_.resident(row);

@@ -81,7 +81,8 @@ void lets_the_surest_off(std::mt19937& rng) {
   CHECK(read < 3 * (kQueries - spared) / 2);
 }
 
-// However they lie in time: whose mean is below what is allowed, all are let off, from the first on.
+// However they lie in time: where the mean is below what is allowed, all are let off, from the
+// first on.
 void who_lacks_less_than_is_allowed_is_let_off(std::mt19937& rng) {
   for (int round = 0; round < 200; ++round) {
     std::gamma_distribution<double> doubt(4, 0.05 * 0.8 / 4);

@@ -190,18 +190,16 @@ struct Asked {
   std::vector<double> losses;
 };
 
-// `times` the same queries, of a segment that holds what walks need, and keeps nothing that is read.
-Asked ask(const std::vector<float>& queries, bool coarse, const SearchParams& params,
+// `times` the same queries, by a searcher that nobody asked before, of a segment that holds what
+// walks need and keeps nothing that is read.
+Asked ask(Fixture& f, const std::vector<float>& queries, const SearchParams& params,
           int times = 1) {
-  constexpr std::size_t kDim = 48;
-  std::mt19937 same(7);
-  Fixture f(2000, kDim, false, 4096 * kPage, same, false, coarse);
-  f.load_walked();
+  f.forget_forms();
   Searcher searcher(f.pool, f.layout, f.quantizer);
   std::vector<std::uint32_t> rows(params.k);
   std::vector<float> scores(params.k);
   Asked asked;
-  for (std::size_t at = 0; at < queries.size() * static_cast<std::size_t>(times); at += kDim) {
+  for (std::size_t at = 0; at < queries.size() * static_cast<std::size_t>(times); at += f.dim) {
     const QueryStats stats = searcher.search(queries.data() + at % queries.size(), params,
                                              rows.data(), scores.data());
     // What coarse codes leave in doubt takes one round, and what vectors then show another.
@@ -215,15 +213,19 @@ Asked ask(const std::vector<float>& queries, bool coarse, const SearchParams& pa
   return asked;
 }
 
-// Only the excess is read: nothing where queries lack less in the mean than they may, from the first
-// on; never more for a lower target; and the mean holds, of the hardest alone and over again too.
+// Only the excess is read: nothing where queries lack less in the mean than they may, from the
+// first on; never more for a lower target; and the mean holds, of the hardest alone and over again
+// too.
 void only_the_excess_is_read(bool coarse, std::mt19937& rng) {
-  const auto queries = Fixture::make(400, 48, rng);
+  std::mt19937 same(7);
+  Fixture f(2000, 48, false, 4096 * kPage, same, false, coarse);
+  f.load_walked();
+  const auto queries = Fixture::make(400, f.dim, rng);
   SearchParams params;
   params.ef = 100;
   params.loss_ceiling = 1;
   params.resident_only = true;
-  const Asked unread = ask(queries, coarse, params);
+  const Asked unread = ask(f, queries, params);
   params.resident_only = false;
   const auto may_lack = [&](double share) {
     params.mean_loss = static_cast<float>(share * unread.loss);
@@ -233,15 +235,15 @@ void only_the_excess_is_read(bool coarse, std::mt19937& rng) {
   std::uint64_t before = ~std::uint64_t{0};
   for (const double share : {0.3, 0.5, 0.7, 0.9, 1.1}) {
     const double allowed = may_lack(share);
-    const Asked asked = ask(queries, coarse, params);
+    const Asked asked = ask(f, queries, params);
     std::printf("%d bits, may lack %.4f of %.4f: %llu pages, at %.4f\n", coarse ? 2 : 4, allowed,
                 unread.loss, static_cast<unsigned long long>(asked.pages), asked.loss);
     CHECK(asked.pages <= before);
     CHECK(asked.loss <= allowed * (1 + LossCredit::kCreditMax / 400));
     before = asked.pages;
   }
-  // Coarse codes of directions at random leave some in doubt of more than all that is asked for, and
-  // those are never let off.
+  // Coarse codes of directions at random leave some in doubt of more than all that is asked for,
+  // and those are never let off.
   if (!coarse) CHECK_EQ(before, 0u);
   std::vector<std::size_t> order(400);
   std::iota(order.begin(), order.end(), std::size_t{0});
@@ -254,7 +256,7 @@ void only_the_excess_is_read(bool coarse, std::mt19937& rng) {
     hardest.insert(hardest.end(), first, first + 48);
   }
   const double allowed = may_lack(0.5);
-  CHECK(ask(hardest, coarse, params, 10).loss <= allowed * (1 + LossCredit::kCreditMax / 400));
+  CHECK(ask(f, hardest, params, 10).loss <= allowed * (1 + LossCredit::kCreditMax / 400));
 }
 
 // Of nine floats some lie on two pages. No code is read, and what is no number is no answer.

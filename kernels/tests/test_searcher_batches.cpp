@@ -123,13 +123,15 @@ void batches_answer_like_singles(bool l2, bool coarse, bool vectors, IoBackend b
   CHECK(together < alone);   // a page that two want is read once
 }
 
-// Delays that make flights overlap with walks, errors and flipped bits.
+// Delays that make flights overlap with walks, errors and flipped bits. It has to outlive every
+// read: where some may be late, it is made before the pool, which waits for them in the end.
 struct Faults : ReadFaults {
   Faults() { set_read_faults(this); }
   ~Faults() override { set_read_faults(nullptr); }
   std::chrono::microseconds delay(const ReadRequest&) noexcept override {
     const std::lock_guard<std::mutex> lock(mutex);
-    return std::chrono::microseconds(delay_us == 0 ? 0 : random() % delay_us);
+    const unsigned most = delay_us;
+    return std::chrono::microseconds(most == 0 ? 0 : random() % most);
   }
   std::int64_t result(const ReadRequest& request, std::int64_t outcome) noexcept override {
     const std::lock_guard<std::mutex> lock(mutex);
@@ -143,7 +145,7 @@ struct Faults : ReadFaults {
   }
   std::mutex mutex;
   std::mt19937_64 random{7};
-  unsigned delay_us = 0;
+  std::atomic<unsigned> delay_us{0};   // at most; may change while reads are late
   unsigned error_percent = 0;
   unsigned flip_percent = 0;
 };
@@ -208,13 +210,13 @@ void failing_reads_cost_completeness(unsigned error_percent, unsigned flip_perce
 // Past the deadline answers are made of what there is, and say so; what is on its way then ends
 // without them.
 void a_deadline_ends_flights(IoBackend backend) {
+  Faults faults;
   std::mt19937 rng(6);
   Fixture f(250, 300, true, 4096 * kPage, rng, false, true, false, backend);
   Searcher searcher(f.pool, f.layout, f.quantizer);
   SearchParams params = reads_all(40);
   const auto queries = Fixture::make(40, f.dim, rng);
   f.load_walked();
-  Faults faults;
   faults.delay_us = 300'000;
   params.deadline = Clock::now() + std::chrono::milliseconds(20);
   std::size_t late = 0;
@@ -262,6 +264,7 @@ void nothing_flies_past_the_deadline(IoBackend backend) {
 
 // A session that goes with a flight in the air, and one whose caller throws, leave nothing behind.
 void abandoned_batches_leave_nothing(IoBackend backend) {
+  Faults faults;
   std::mt19937 rng(8);
   Fixture f(250, 300, true, 4096 * kPage, rng, false, true, false, backend);
   Searcher searcher(f.pool, f.layout, f.quantizer);
@@ -273,17 +276,17 @@ void abandoned_batches_leave_nothing(IoBackend backend) {
       throw std::runtime_error("no place for it");
     }
   } throwing;
+  faults.delay_us = 3000;
   for (int round = 0; round < 6; ++round) {
     f.forget_forms();
-    Faults faults;
-    faults.delay_us = 3000;
     std::vector<float> scores(40 * params.k);
     Kept kept(40, params.k);
     Searcher::Answers& answers = round % 2 == 0 ? static_cast<Searcher::Answers&>(kept) : throwing;
     try {
       Searcher::Session session(searcher);
       for (std::size_t i = 0; i < 40; ++i) {
-        session.ask(i, queries.data() + i * f.dim, params, scores.data() + i * params.k, 40, answers);
+        float* to = scores.data() + i * params.k;
+        session.ask(i, queries.data() + i * f.dim, params, to, 40, answers);
       }
       if (round % 2 != 0) session.finish(answers);
       CHECK(round % 2 == 0);

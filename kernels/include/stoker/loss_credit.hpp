@@ -15,8 +15,9 @@ namespace stoker {
 // that the mean allows. Over any run of n queries at about one target, those that were let off
 // lose at most n + kCreditMax units in all, so the mean stays within (1 + kCreditMax / n) times what
 // is allowed. The first queries are such a run as any other, so the bucket is full at first: who
-// opens an index and asks 200 queries that lose less than is allowed waits for no read. Targets whose allowances differ by more than a factor of about 1.4 keep separate
-// buckets: a lenient caller earns nothing for a strict one. Thread-safe.
+// opens an index and asks 200 queries that lose less than is allowed waits for no read. Targets
+// whose allowances differ by more than a factor of about 1.4 keep separate buckets: a lenient
+// caller earns nothing for a strict one. Thread-safe.
 class LossCredit {
  public:
   static constexpr double kCreditMax = 32;

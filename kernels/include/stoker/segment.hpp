@@ -102,7 +102,8 @@ struct SegmentLayout {
   float refine_error = 0;
 };
 
-// A wider walk that goes on from what was found, for a query that lies farther from it than `below`.
+// A wider walk that goes on from what was found, for a query that lies farther from that than
+// `below`.
 struct FartherWalk {
   float below = 0;
   std::uint32_t ef = 0;
