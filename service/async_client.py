@@ -166,11 +166,7 @@ class AsyncClient(ClientBase):
             try:
                 reply = await self._exchange(call, turn, attempts)
             except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-                attempts.left_s()
                 failure, sent = self._unreachable(turn.server, error), False
-            except TimeoutError as error:
-                attempts.left_s()
-                failure = self._unreachable(turn.server, error)
             except (aiohttp.ClientError, OSError) as error:
                 failure = self._unreachable(turn.server, error)
             else:

@@ -208,7 +208,6 @@ class Client(ClientBase):
                 reply = self._exchange(call, turn, attempts, sent)
             except TimeoutError:
                 self._drop_idle(turn.server)
-                attempts.left_s()  # raises the deadline's own error if that is what it was
                 failure = self._unreachable(turn.server, TimeoutError("timed out"))
             except (OSError, http.client.HTTPException) as error:
                 self._drop_idle(turn.server)
@@ -229,10 +228,14 @@ class Client(ClientBase):
         self, call: Call[Any], turn: ServerTurn, attempts: Attempts, sent: list[bool]
     ) -> Reply:
         server = turn.server
-        connection = self._take(server, attempts.left_s())
+        left_s = attempts.left_s()
+        connection = self._take(server)
         try:
             if connection.sock is None:
-                _connect(connection, turn.share_s(attempts.left_s()))
+                connection.timeout = turn.share_s(left_s)
+                connection.connect()
+            assert connection.sock is not None
+            connection.sock.settimeout(attempts.left_s())
             sent[0] = True
             connection.request(
                 call.method,
@@ -264,7 +267,8 @@ class Client(ClientBase):
             self._give(server, connection)
         return Reply(response.status, headers, b"".join(parts))
 
-    def _take(self, server: ServerUrl, timeout_s: float) -> http.client.HTTPConnection:
+    def _take(self, server: ServerUrl) -> http.client.HTTPConnection:
+        """Return a kept connection, or one that is still to be made."""
         now = time.monotonic()
         with self._lock:
             if self._closed:
@@ -276,16 +280,13 @@ class Client(ClientBase):
                 # One that the other side has closed would only show it after the request is sent,
                 # when it is too late to know what was done. One that idled long may be about to.
                 if now - since < _IDLE_S_MAX and _is_open(connection):
-                    connection.sock.settimeout(timeout_s)
                     return connection
                 connection.close()
         host, port = server.parts.hostname, server.parts.port
         assert host is not None
         if server.parts.scheme == "https":
-            return http.client.HTTPSConnection(
-                host, port, timeout=timeout_s, context=ssl.create_default_context()
-            )
-        return http.client.HTTPConnection(host, port, timeout=timeout_s)
+            return http.client.HTTPSConnection(host, port, context=ssl.create_default_context())
+        return http.client.HTTPConnection(host, port)
 
     def _drop_idle(self, server: ServerUrl | None = None) -> None:
         """Close the kept connections to a server, or all: what broke one has perhaps broken them.
@@ -304,14 +305,6 @@ class Client(ClientBase):
                 self._idle.append((time.monotonic(), server, connection))
                 return
         connection.close()
-
-
-def _connect(connection: http.client.HTTPConnection, within_s: float) -> None:
-    """Connect; what follows has the time that the connection was made for."""
-    answer_s, connection.timeout = connection.timeout, within_s
-    connection.connect()
-    assert connection.sock is not None
-    connection.sock.settimeout(answer_s)
 
 
 def _is_open(connection: http.client.HTTPConnection) -> bool:

@@ -43,11 +43,11 @@ class ServerUrl:
             port = parts.port  # looked at, it is checked
         except ValueError as error:
             raise InputError(f"url: {error}") from error
-        if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
-            raise InputError(f"url: expected http://HOST:PORT or https://HOST:PORT, found {url!r}")
         if parts.username is not None or parts.query or parts.fragment:
             # Not shown: a password may be in it.
             raise InputError("url: expected no user, query or fragment; a key is given as `key`")
+        if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+            raise InputError(f"url: expected http://HOST:PORT or https://HOST:PORT, found {url!r}")
         return cls(url.rstrip("/"), parts, parts.path.rstrip("/"))
 
 
@@ -70,6 +70,8 @@ class ClientServers:
         Raises:
             InputError: none is given, one is given twice, or one is no URL.
         """
+        if not isinstance(urls, str | Sequence):
+            raise InputError(f"url: expected text or a list, found {type(urls).__name__}")
         given = [urls] if isinstance(urls, str) else list(urls)
         self.all = tuple(ServerUrl.parse(url) for url in given)
         if not self.all or len({server.url for server in self.all}) < len(self.all):

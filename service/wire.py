@@ -133,7 +133,9 @@ class Attempts:
         self._clock = clock
         self._uniform = uniform
         self._end = clock() + deadline_s
-        self._hopeful: ServiceError | None = None
+        self._reason: ServiceError | None = None
+        self._hopeful = False
+        self._retry_after_s = 0.0
         self.failed = 0
 
     def left_s(self) -> float:
@@ -161,21 +163,32 @@ class Attempts:
             sent: Whether the server may have done the work.
             retry_after_s: The server's Retry-After; 0 where it sent none.
             elsewhere: Whether there is another server that this try has not asked.
+
+        Raises:
+            DeadlinePassed: the time was up while the server was waited for.
+            ServiceError: of all servers that this try has asked, what may be over soon; else what
+                failed; that a server lacks what is wanted only where it says nothing of the others.
         """
+        if isinstance(error.__cause__, TimeoutError):
+            self.left_s()
         untouched = not sent or isinstance(error, (TooManyRequests, NotReady))
         retriable = error.problem.retriable if error.problem else error.retriable
         hopeful = untouched or (self._idempotent and retriable)
+        lacking = isinstance(error, FeatureOff)
+        if not (hopeful or lacking or self._fault_of_one(error)):
+            raise error
+        # Servers that lack what is wanted do not speak for the one that has it, and failed.
+        if self._reason is None or hopeful or not (self._hopeful or lacking):
+            self._reason = error
+        self._hopeful |= hopeful
+        self._retry_after_s = max(self._retry_after_s, retry_after_s)
         if elsewhere:
-            if not (hopeful or isinstance(error, FeatureOff) or self._fault_of_one(error)):
-                raise error
-            self._hopeful = error if hopeful else self._hopeful
             return 0.0
+        reason, hopeful, retry_after_s = self._reason, self._hopeful, self._retry_after_s
+        self._reason, self._hopeful, self._retry_after_s = None, False, 0.0
         self.failed += 1
-        # Servers that lack what is wanted do not speak for the one that was away.
-        reason = error if hopeful or self._hopeful is None else self._hopeful
-        if self.failed > self._policy.retries_max or not (hopeful or self._hopeful):
+        if self.failed > self._policy.retries_max or not hopeful:
             raise reason
-        self._hopeful = None
         ceiling = min(self._policy.backoff_s_max, self._policy.backoff_s * 2.0 ** (self.failed - 1))
         wait = max(retry_after_s, self._uniform(0.0, ceiling))
         if self._clock() + wait >= self._end:

@@ -16,7 +16,7 @@ import pytest
 from stoker.errors import InputError
 from stoker.service.async_client import AsyncClient
 from stoker.service.client import Client
-from stoker.service.problems import ServerUnreachable
+from stoker.service.problems import DeadlinePassed, ServerUnreachable
 from stoker.service.wire import RetryPolicy
 
 READY = json.dumps({"ready": True}).encode()
@@ -122,6 +122,40 @@ def test_one_try_finds_out_about_all_kept_connections(scripted: Callable[..., Sc
         client._give(client._servers.all[0], first)  # the last one given is the first one taken
         assert client.ready().ready
         client.close()
+
+
+TAKEN = json.dumps({"accepted": 1, "request_id": "r"}).encode()
+EVENTS = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s" % (
+    len(TAKEN),
+    TAKEN,
+)
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_a_server_that_hangs_costs_one_call_and_is_asked_last_then(
+    scripted: Callable[..., Scripted], kind: type[Client | AsyncClient]
+) -> None:
+    patient = RetryPolicy(retries_max=0, backoff_s=300.0, backoff_s_max=600.0)
+    server = scripted(EVENTS, EVENTS, EVENTS)
+    with socket.create_server(("127.0.0.1", 0)) as deaf:  # takes connections, and says nothing
+        urls = [f"http://127.0.0.1:{deaf.getsockname()[1]}", server.url]
+        if kind is Client:
+            with Client(urls, retries=patient, deadline_s=0.2) as client:
+                with pytest.raises(DeadlinePassed):
+                    client.mark_used(["a"])
+                client.deadline_s = 20.0
+                assert [client.mark_used(["a"]).accepted for _ in range(3)] == [1, 1, 1]
+            return
+
+        async def ask() -> None:
+            async with AsyncClient(urls, retries=patient, deadline_s=0.2) as client:
+                with pytest.raises(DeadlinePassed):
+                    await client.mark_used(["a"])
+                client.deadline_s = 20.0
+                for _ in range(3):
+                    assert (await client.mark_used(["a"])).accepted == 1
+
+        asyncio.run(ask())
 
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])

@@ -149,6 +149,37 @@ def test_a_server_that_was_away_is_asked_again_though_another_cannot(last: Servi
         tries.wait_s(last, sent=True)
 
 
+@pytest.mark.parametrize("error", [WRONG, LATE])
+def test_what_the_last_server_refuses_is_said_though_another_was_away(error: ServiceError) -> None:
+    tries = attempts(retries_max=9)
+    assert tries.wait_s(AWAY, sent=False, elsewhere=True) == 0.0
+    with pytest.raises(type(error)):
+        tries.wait_s(error, sent=True)
+
+
+def test_what_may_not_be_done_twice_is_not_tried_again_after_the_last_server_either() -> None:
+    tries = attempts(idempotent=False, retries_max=9)
+    assert tries.wait_s(FULL, sent=True, elsewhere=True) == 0.0
+    with pytest.raises(ServerUnreachable):
+        tries.wait_s(AWAY, sent=True)
+
+
+@pytest.mark.parametrize("order", [(FAULT, OFF), (OFF, FAULT)])
+def test_what_failed_is_said_though_the_others_only_read(order: tuple[ServiceError, ...]) -> None:
+    """Not that they only read: the operator would look for the fault in the wrong server."""
+    tries = attempts()
+    assert tries.wait_s(order[0], sent=True, elsewhere=True) == 0.0
+    with pytest.raises(ServerFault):
+        tries.wait_s(order[1], sent=True)
+
+
+def test_a_new_round_waits_as_long_as_any_server_asked_for() -> None:
+    tries = attempts(retries_max=2)
+    assert tries.wait_s(FULL, sent=True, retry_after_s=7.0, elsewhere=True) == 0.0
+    assert tries.wait_s(AWAY, sent=False) == 7.0
+    assert tries.wait_s(AWAY, sent=False) == 2.0
+
+
 def test_what_all_servers_lack_is_said_after_one_round() -> None:
     tries = attempts()
     assert tries.wait_s(OFF, sent=True, elsewhere=True) == 0.0
@@ -158,11 +189,18 @@ def test_what_all_servers_lack_is_said_after_one_round() -> None:
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
 @pytest.mark.parametrize(
-    "urls", [[], ["http://a", "http://a/"], ["http://a", "ftp://b"], ["http://a", 5], (5,)]
+    "urls", [[], ["http://a", "http://a/"], ["http://a", "ftp://b"], ["http://a", 5], (5,), 5, None]
 )
 def test_urls_that_cannot_be_asked_are_refused(kind: type[Client | AsyncClient], urls: Any) -> None:
     with pytest.raises(InputError, match="url"):
         kind(urls)
+
+
+def test_a_password_in_a_url_is_not_shown() -> None:
+    for scheme in ("http", "ftp"):
+        with pytest.raises(InputError, match="expected no user") as caught:
+            Client(f"{scheme}://user:secret@host")
+        assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("call", [ready_call(), METRICS])
