@@ -19,6 +19,7 @@ from stoker.errors import InputError
 WEIGHT_MAX: Final = 1e30
 THREADS_MAX: Final = 1_024
 BYTES_MAX: Final = 1 << 62
+WHOLE_MAX: Final = (1 << 63) - 1
 
 
 def as_array(values: Any, what: str) -> NDArray[Any]:
@@ -35,23 +36,37 @@ def as_array(values: Any, what: str) -> NDArray[Any]:
         raise InputError(f"{what}: cannot be made an array: {error}") from error
 
 
+def said(value: Any) -> str:
+    """Return at most 80 letters of what was handed over, for a message."""
+    try:
+        return f"{value!r:.80}"
+    except ValueError:  # Python writes out no number of thousands of digits.
+        return f"one {type(value).__name__} of too many digits"
+
+
 def whole_number(value: Any, what: str) -> int:
-    """Return ``value`` as an int. Raises InputError for anything else, True and 3.0 included."""
+    """Return ``value`` as an int. Raises InputError for anything else, True and 3.0 included.
+
+    Nor is one of more than 64 bits taken: nothing here counts so far.
+    """
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise InputError(f"{what}: expected a whole number, found {value!r:.80}")
-    return int(value)
+        raise InputError(f"{what}: expected a whole number, found {said(value)}")
+    number = int(value)
+    if abs(number) > WHOLE_MAX:
+        raise InputError(f"{what}: expected a whole number of 64 bits, found {said(number)}")
+    return number
 
 
 def real_number(value: Any, what: str) -> float:
     """Return ``value`` as a float. Raises InputError for what is no number, or not one."""
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
-        raise InputError(f"{what}: expected a number, found {value!r:.80}")
+        raise InputError(f"{what}: expected a number, found {said(value)}")
     try:
         number = float(value)
     except OverflowError:
         number = math.nan
     if math.isnan(number):
-        raise InputError(f"{what}: expected a number, found {value!r:.80}")
+        raise InputError(f"{what}: expected a number, found {said(value)}")
     return number
 
 
@@ -65,7 +80,7 @@ def byte_count(value: Any, what: str) -> int:
     whole = int(number) if number is not None and number.is_integer() else value
     count = whole_number(whole, what)
     if not 0 <= count <= BYTES_MAX:
-        raise InputError(f"{what}: expected 0 to {BYTES_MAX}, found {count!r:.80}")
+        raise InputError(f"{what}: expected 0 to {BYTES_MAX}, found {count}")
     return count
 
 
@@ -111,9 +126,9 @@ def checked_heat(heat: Any) -> Mapping[Any, float]:
     if not isinstance(heat, Mapping):
         raise InputError(f"heat: expected a mapping of weights, found {type(heat).__name__}")
     for key, weight in heat.items():
-        if not 0 <= real_number(weight, f"heat[{key!r:.80}]") <= WEIGHT_MAX:
+        if not 0 <= real_number(weight, f"heat[{said(key)}]") <= WEIGHT_MAX:
             raise InputError(
-                f"heat[{key!r:.80}]: expected a finite weight of 0 or more, at most "
-                f"{WEIGHT_MAX:g}, found {weight!r:.80}"
+                f"heat[{said(key)}]: expected a finite weight of 0 or more, at most "
+                f"{WEIGHT_MAX:g}, found {said(weight)}"
             )
     return heat

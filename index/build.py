@@ -19,7 +19,7 @@ import structlog
 from numpy.typing import NDArray
 
 from stoker.errors import CorruptError, InputError
-from stoker.index.arguments import as_array, checked_heat, checked_threads, whole_number
+from stoker.index.arguments import as_array, checked_heat, checked_threads, said, whole_number
 from stoker.index.equal_rows import first_of_equals, with_equals
 from stoker.index.exact import refuse_unusable, unit_rows
 from stoker.index.failed_write import let_go
@@ -118,7 +118,7 @@ def build_segment(
         NoRoom: the graph did not fit the disk; nothing is left of it.
     """
     if not isinstance(metric, str) or metric not in METRICS:
-        raise InputError(f"metric: expected one of {', '.join(METRICS)}, found {metric!r}")
+        raise InputError(f"metric: expected one of {', '.join(METRICS)}, found {said(metric)}")
     m, ef_construction = whole_number(m, "m"), whole_number(ef_construction, "ef_construction")
     if not 2 <= m <= 128:
         raise InputError(f"m: expected 2 to 128, found {m}")

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,7 @@ from stoker.index.arguments import (
     byte_count,
     listed,
     real_number,
+    said,
     whole_number,
 )
 from stoker.index.delta import Key
@@ -53,14 +54,13 @@ from stoker.index.merge import MergeReport, Progress
 from stoker.index.merger import Merger
 from stoker.index.residency import Residency
 from stoker.index.sealed import NativeEngine, SegmentEngine
+from stoker.index.search_plan import K_MAX
 from stoker.index.serving import CollectionClosed, Mode, Serving
 from stoker.index.settings import IndexSettings
 from stoker.index.warming import IndexUnits, UnitNumbers, merged_residency
 
 if TYPE_CHECKING:
     from stoker.index.segment_pages import LoadCounts
-
-K_MAX: Final = 1_000
 
 
 class DeltaFull(CapacityError):
@@ -104,7 +104,7 @@ class Collection:
         self.mode: Mode = mode
         self._settings = settings or IndexSettings()
         if not isinstance(mode, str) or mode not in ("r", "rw"):
-            raise InputError(f"mode: expected 'r' or 'rw', found {mode!r}")
+            raise InputError(f"mode: expected 'r' or 'rw', found {said(mode)}")
         if not self.path.is_dir():
             raise InputError(f"{self.path}: no such folder; `stoker index` builds one")
         self._serving = Serving(
@@ -153,7 +153,9 @@ class Collection:
             InputError: a wrong shape or range, a query that is not finite, an unknown filter.
             CollectionClosed: after `close`.
         """
-        if filter is None and deadline_ms is None and type(k) is int:
+        # What equals a number that was asked for before need not be one: True, a width of 64.0.
+        plain = type(k) is int and (ef is None or type(ef) is int) and recall_target is not True
+        if plain and filter is None and deadline_ms is None:
             direct = self._serving.direct
             if direct is not None:
                 found = direct.search(queries, k, ef, recall_target)
@@ -162,8 +164,9 @@ class Collection:
         array = as_array(queries, "queries")
         single = array.ndim == 1
         checked = self._checked_vectors(array[None] if single else array, "queries")
-        if isinstance(k, bool) or not isinstance(k, int | np.integer) or not 1 <= k <= K_MAX:
-            raise InputError(f"k: expected 1 to {K_MAX}, found {k!r}")
+        k = whole_number(k, "k")
+        if not 1 <= k <= K_MAX:
+            raise InputError(f"k: expected 1 to {K_MAX}, found {k}")
         deadline_s = None
         if deadline_ms is not None:
             deadline_s = real_number(deadline_ms, "deadline_ms") / 1000
@@ -171,7 +174,7 @@ class Collection:
                 raise InputError(f"deadline_ms: expected 0 or more, found {deadline_ms}")
         question = Question(
             queries=checked,
-            k=int(k),
+            k=k,
             ef=None if ef is None else whole_number(ef, "ef"),
             recall_target=(
                 None if recall_target is None else real_number(recall_target, "recall_target")

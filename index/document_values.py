@@ -12,6 +12,7 @@ import orjson
 from numpy.typing import NDArray
 
 from stoker.errors import InputError
+from stoker.index.arguments import said
 from stoker.index.filters import check_metadata, flatten
 
 DocumentId = int | str
@@ -67,7 +68,7 @@ def check_id(value: object, place: str) -> DocumentId:
     if isinstance(value, int) and not isinstance(value, bool):
         if -(1 << 63) <= value < 1 << 63:
             return value
-        raise InputError(f"{place}: expected an integer of 64 bits, found {value}")
+        raise InputError(f"{place}: expected an integer of 64 bits, found {said(value)}")
     if isinstance(value, str):
         return _check_name(str(value), place, DOCUMENT_ID_BYTES_MAX)
     raise InputError(f"{place}: expected int or str, found {type(value).__name__}")

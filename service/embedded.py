@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import InputError
-from stoker.index.arguments import byte_count, checked_heat, real_number
+from stoker.index.arguments import byte_count, checked_heat, real_number, said, whole_number
 from stoker.index.build import BuildReport
 from stoker.index.collection import Collection
 from stoker.index.collection_build import Progress, build_collection
@@ -327,6 +327,7 @@ def _content_keys(heat: Mapping[Any, float] | None) -> dict[ContentKey, float]:
     for key, weight in heat.items():
         tenant, name = key if isinstance(key, tuple) and len(key) == 2 else (_DEFAULT_TENANT, key)
         if isinstance(name, bool) or not isinstance(name, int | str | np.integer):
-            raise InputError(f"heat: expected an id, or (tenant, id), found {key!r:.80}")
-        keys[tenant, str(name)] = float(weight)
+            raise InputError(f"heat: expected an id, or (tenant, id), found {said(key)}")
+        chunk = name if isinstance(name, str) else str(whole_number(name, "heat"))
+        keys[tenant, chunk] = float(weight)
     return keys

@@ -32,6 +32,7 @@ STRANGE: dict[str, Any] = {
     "below": -1,
     "part": 2.5,
     "huge": 10**400,
+    "endless": 10**5000,  # more digits than Python writes out
     "nan": float("nan"),
     "inf": float("inf"),
     "numpy nan": np.float32("nan"),
@@ -129,6 +130,21 @@ def test_an_argument_of_any_kind_is_taken_or_refused_by_name(
             assert (index.count, index._collection.change_offset) == before, what
             refused.append(what)
     assert "object" in refused
+
+
+def test_what_is_refused_is_refused_too_once_its_equal_was_answered(tmp_path: Path) -> None:
+    """Searches asked for before take a short way, which knows them by their numbers."""
+    stoker.build(tmp_path / "i", vectors(2_000), threads=1)
+    with stoker.open(tmp_path / "i") as index:
+        index.warm()
+        query: dict[str, Any] = {"query": np.ones(DIM, np.float32)}
+        for _ in range(3):
+            index.search(**query, k=1, ef=20)
+            index.search(**query, k=1, recall_target=1)
+        assert index._collection._serving.direct is not None
+        for wrong in ({"k": 1.0}, {"k": True}, {"ef": 20.0}, {"recall_target": True}):
+            with pytest.raises(InputError, match=next(iter(wrong))):
+                index.search(**query, **{"k": 1, **wrong})
 
 
 @pytest.mark.parametrize("name", ["upsert", "delete", "documents"])
