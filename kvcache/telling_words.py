@@ -5,11 +5,12 @@ with "billing", they do not, though each pair differs in one word and the cosine
 words matter no table knows beforehand; the searches that follow refusals say so one by one.
 
 Source: ridge logistic regression over hashed words (Weinberger et al., "Feature hashing for large
-scale multitask learning", ICML 2009), by steps that a bound on the curvature keeps from going
-uphill (Boehning and Lindsay, 1988). What it says of an outcome is said by weights that were fitted
-without that outcome ("stacking", Wolpert 1992): so it is one feature of `reuse_selector`, as good
-for the oldest outcome as for the newest. Nothing is released on its word: it ranks, and the proof
-counts.
+scale multitask learning", ICML 2009), by steps over the curvature of each weight. Boehning and
+Lindsay (1988) step over a bound on it, and never go uphill; ours steps over what it is at hand,
+with a floor: further, and without that promise. What it says of an outcome is said by weights that
+were fitted without that outcome ("stacking", Wolpert 1992): so it is one feature of
+`reuse_selector`, as good for the oldest outcome as for the newest. Nothing is released on its word:
+it ranks, and the proof counts.
 """
 
 from __future__ import annotations

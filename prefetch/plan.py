@@ -40,7 +40,7 @@ SKIP_BUDGET = "over the byte budget"
 SKIP_TIME = "over bandwidth x deadline"
 STAGE_MAX = 1000
 
-_STEPS_AT_ONCE = 32
+_STEPS_AT_ONCE = 32  # made between two rests: some tens of µs
 
 _ORDER_ALWAYS, _ORDER_NAVIGATION, _ORDER_DENSITY, _ORDER_FILL, _ORDER_WHOLE = range(5)
 _REASONS = (REASON_ALWAYS, REASON_NAVIGATION, REASON_DENSITY, REASON_FILL, REASON_WHOLE)

@@ -1,4 +1,7 @@
-"""More kinds of labelled pairs for `bench_kvcache_reuse_shapes.py`; all made here, by seed."""
+"""More kinds of labelled pairs for `bench_kvcache_reuse_shapes.py`, made by seed.
+
+All but the headings, which are those of documentation, are of words that stand here.
+"""
 
 from __future__ import annotations
 
