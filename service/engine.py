@@ -221,7 +221,7 @@ class Engine:
 
     @staticmethod
     def _not_followed(error: Exception, again: bool) -> None:
-        # What was there goes on being served; said once, not every second.
+        # What was there goes on being served; said once, not with each look.
         if not again:
             log.error("service.refresh_failed", reason=str(error), exc_info=is_fault(error))
 

@@ -34,6 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from kvcache_bench import machine
 
 DIM, K = 64, 10
+LATE_S = 30.0  # by then something is broken
 
 
 class OneVector:
@@ -84,11 +85,10 @@ def measure(folder: Path, *, changes: int, documents: int, refresh_s: float) -> 
             writer.upsert("default", [DocumentRow(name, None, vector, {})], left_s=60.0)
             written = time.monotonic()
             at_once += name in ask(writer)[0]
-            while True:
-                found, again = ask(reader)
-                if name in found:
-                    break
-                reused += again
+            while name not in (answer := ask(reader))[0]:
+                if time.monotonic() - written > LATE_S:
+                    raise SystemExit(f"the reading server did not show {name} within {LATE_S:g} s")
+                reused += answer[1]
                 time.sleep(0.001)
             delays.append(time.monotonic() - written)
     finally:
@@ -121,4 +121,4 @@ if __name__ == "__main__":
                 refresh_s=ServiceSettings().refresh_s,
             )
         )
-    print(f"machine {machine()}; command python tests/bench/bench_kvcache_fence.py")
+    print(f"machine {machine()}; command python {' '.join(sys.argv)}")
