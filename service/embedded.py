@@ -326,7 +326,8 @@ def _content_keys(heat: Mapping[Any, float] | None) -> dict[ContentKey, float]:
     keys: dict[ContentKey, float] = {}
     for key, weight in heat.items():
         tenant, name = key if isinstance(key, tuple) and len(key) == 2 else (_DEFAULT_TENANT, key)
-        if isinstance(name, bool) or not isinstance(name, int | str | np.integer):
+        named = isinstance(name, int | str | np.integer) and not isinstance(name, bool)
+        if not named or not isinstance(tenant, str):
             raise InputError(f"heat: expected an id, or (tenant, id), found {said(key)}")
         chunk = name if isinstance(name, str) else str(whole_number(name, "heat"))
         keys[tenant, chunk] = float(weight)

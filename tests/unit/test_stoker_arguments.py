@@ -180,6 +180,12 @@ def test_a_reader_sees_what_was_written_when_it_looks(tmp_path: Path) -> None:
         assert not reader.refresh()
 
 
+@pytest.mark.parametrize("key", [(1, 2), (None, "a"), (b"t", "a"), ("t", True), ("t", "a", "b")])
+def test_heat_of_no_tenant_is_refused_and_not_left_unheeded(index: stoker.Index, key: Any) -> None:
+    with pytest.raises(InputError, match="heat: expected an id, or "):
+        index.warm({key: 1.0})
+
+
 @pytest.mark.parametrize("number", [np.float32, np.float64, np.float16])
 def test_numbers_of_numpy_are_numbers(index: stoker.Index, number: Any) -> None:
     short: Any = {"k": np.int16(3), "recall_target": number(0.9), "deadline_ms": number(1e4)}
