@@ -13,6 +13,10 @@ near the best row is: see `recall_bounds.nearness`.
 
 All of it is measured of two sorts of walks: those that enter the bottom level at one place, and
 those that walk the level above as widely and enter it at all that they find (`narrowest`).
+
+And of several k: the best and the three best of ten show in the same answers; a hundred take walks
+of their own. Where few rows are near everything, or rows are that no link leads to, recall of a
+hundred has nothing to do with recall of ten.
 """
 
 from __future__ import annotations
@@ -21,13 +25,14 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.index.held_out import KINDS, STRANGERS, K, Probe
-from stoker.index.manifest import FILES, Calibration, Manifest
+from stoker.index.held_out import KINDS, NEAR_MIN, STRANGERS, K, Probe
+from stoker.index.manifest import FILES, Calibration, KTable, Manifest
+from stoker.index.recall_bounds import SCAN_ROWS_MAX, scan_width
 from stoker.index.segment import Segment
 from stoker.index.settings import IndexSettings
 
@@ -43,6 +48,15 @@ _TARGET_KINDS: Final = 3
 # Mean recall from which on wider walks are not measured.
 _WHOLE: Final = 0.9995
 _WIDTHS: Final = (10, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 256, 384, 512, 768)
+# Of the neighbors, how many are looked at apart beside all ten: they come with the same walks.
+_FEW_K: Final = (1, 3)
+# Widths for a hundred neighbors, in tenths of them as the others are of ten. From the last two on
+# they say little more, at a high price: only a mean that is not reached before is measured there.
+_DEEP_WIDTHS: Final = (10, 16, 24, 40, 64, 128)
+# Mean recall of a hundred from which on wider walks are not measured.
+_DEEP_WHOLE: Final = 0.998
+# Where walks find less of some k than this, scans of small segments are measured too.
+_SCANNED_BELOW: Final = 0.995
 # One-sided, in standard errors: a mean of unseen queries is at least as high in 19 of 20 draws.
 _SURE: Final = 1.65
 # At which two ways to walk are compared by what they look at.
@@ -77,14 +91,14 @@ def _reached(recall: NDArray[np.float64]) -> float:
     return float(ordered[index]) if index >= 0 else 0.0
 
 
-def _sure_mean(recall: NDArray[np.float64]) -> float:
+def _sure_mean(recall: NDArray[np.float64], k: int = K) -> float:
     """A lower bound on the mean recall of queries that were not drawn, from those that were.
 
     By the normal approximation, with one more query that lost a neighbor: where few were drawn
     and all found everything, that says less than where many were.
     """
     n = len(recall)
-    squared = float(((recall - recall.mean()) ** 2).sum()) + 1.0 / K**2
+    squared = float(((recall - recall.mean()) ** 2).sum()) + 1.0 / k**2
     return float(recall.mean()) - _SURE * math.sqrt(squared) / n
 
 
@@ -96,7 +110,7 @@ class _Worst(NamedTuple):
     sure: float
 
 
-def _worst_kind(recall: NDArray[np.float64], alike: NDArray[np.float64]) -> _Worst:
+def _worst_kind(recall: NDArray[np.float64], alike: NDArray[np.float64], k: int = K) -> _Worst:
     """Mean recall, recall reached by the stated share, and what the mean is at least.
 
     Each of the kind of query that fares worst in it.
@@ -108,12 +122,13 @@ def _worst_kind(recall: NDArray[np.float64], alike: NDArray[np.float64]) -> _Wor
         recall: Of the known queries.
         alike: Of those at random that no answer can tell from known ones, since they lie as near.
             No target is set by them, but what is promised to either is promised to both.
+        k: Neighbors of each.
     """
     parts = [recall[kind :: len(KINDS)] for kind in range(len(KINDS))]
     # Where those at random fare better, they must not make up for a kind.
     lows = [min(_reached(part), _reached(np.concatenate([part, alike]))) for part in parts]
     means = [float(part.mean()) for part in parts[:_TARGET_KINDS]]
-    return _Worst(min(means), min(lows), min(_sure_mean(part) for part in parts[:_TARGET_KINDS]))
+    return _Worst(min(means), min(lows), min(_sure_mean(part, k) for part in parts[:_TARGET_KINDS]))
 
 
 def _target_mean(recall: NDArray[np.float64]) -> float:
@@ -150,6 +165,7 @@ def calibrate(folder: Path, manifest: Manifest, probe: Probe) -> Manifest:
     )
     manifest = dataclasses.replace(manifest, calibration=blank)
     widths = [w for w in _WIDTHS if k <= w <= manifest.count] or [k]
+    deep = probe.deeper()
     with _opened(folder, manifest, bits=4) as segment:
         nearness_low, strange_nearness_low = probe.nearness_lows(segment)
         near_from, near = probe.near_ones(segment)
@@ -166,15 +182,31 @@ def calibrate(folder: Path, manifest: Manifest, probe: Probe) -> Manifest:
         settled = _from_memory(segment, by_stage, largest, _SETTLED * k)
         refined = by_stage.recall_of(settled[:, :k])
         half = _half_recall(segment, by_stage, largest, settled)
-        found = _by_width(segment, asked, widths)
         entry_cost = _entry_cost(segment, few, min(_COST_WIDTH, largest))
-        entry = _by_width(segment, asked, widths, entered=(entry_cost, found))
-    coarse = coarse_entry = _ByWidth(*((),) * len(_ByWidth._fields))
+        sorts = [_Sort((*_FEW_K, k), asked, widths, _WHOLE)]
+        if deep is not None:
+            deep_k = deep.rows.shape[1]
+            wide = [-(-width * deep_k // k) for width in _DEEP_WIDTHS]
+            wide = [w for w in wide if w <= manifest.count] or [deep_k]
+            deep_near = near[np.r_[: deep.known, probe.known : len(near)]]
+            if deep_near.sum() < NEAR_MIN:
+                deep_near[:] = False
+            of_deep = _Asked(deep, deep, alike, bands, deep_near)
+            sorts.append(_Sort((deep_k,), of_deep, wide, _DEEP_WHOLE))
+        found = [_walks(segment, sort, entry_cost) for sort in sorts]
+        scanned = manifest.count <= SCAN_ROWS_MAX and _lacking(found)
+        scans = [_scan(segment, sort) if scanned else {} for sort in sorts]
     if manifest.has_coarse:
         with _opened(folder, manifest, bits=2) as segment:
             _load(segment, "upper", "links", "coarse", "codes", "refine")
-            coarse = _by_width(segment, asked, widths)
-            coarse_entry = _by_width(segment, asked, widths, entered=(entry_cost, coarse))
+            for sort, by_k, scan in zip(sorts, found, scans, strict=True):
+                coarse = _walks(segment, sort, entry_cost)
+                for at_k, lists in coarse.items():
+                    by_k[at_k] |= {f"coarse_{name}": values for name, values in lists.items()}
+                if scanned:
+                    for at_k, values in _scan(segment, sort).items():
+                        scan[at_k] += values
+    of_k: dict[str, Any] = dict(found[0].pop(k))
     return dataclasses.replace(
         manifest,
         calibration=dataclasses.replace(
@@ -183,35 +215,7 @@ def calibrate(folder: Path, manifest: Manifest, probe: Probe) -> Manifest:
             nearness_low=nearness_low,
             strange_nearness_low=strange_nearness_low,
             near_from=near_from,
-            near_mean=found.near_means,
-            near_low=found.near_lows,
-            coarse_near_mean=coarse.near_means,
-            coarse_near_low=coarse.near_lows,
-            recall_mean=found.means,
-            recall_low=found.lows,
-            recall_sure=found.sures,
-            coarse_recall_sure=coarse.sures,
-            entry_sure=entry.sures,
-            coarse_entry_sure=coarse_entry.sures,
             strange_below=edges,
-            strange_mean=found.strange_means,
-            strange_low=found.strange_lows,
-            strange_sure=found.strange_sures,
-            coarse_recall_mean=coarse.means,
-            coarse_recall_low=coarse.lows,
-            coarse_strange_mean=coarse.strange_means,
-            coarse_strange_low=coarse.strange_lows,
-            coarse_strange_sure=coarse.strange_sures,
-            entry_mean=entry.means,
-            entry_low=entry.lows,
-            entry_strange_mean=entry.strange_means,
-            entry_strange_low=entry.strange_lows,
-            entry_strange_sure=entry.strange_sures,
-            coarse_entry_mean=coarse_entry.means,
-            coarse_entry_low=coarse_entry.lows,
-            coarse_entry_strange_mean=coarse_entry.strange_means,
-            coarse_entry_strange_low=coarse_entry.strange_lows,
-            coarse_entry_strange_sure=coarse_entry.strange_sures,
             entry_cost=entry_cost,
             upper_mean=_target_mean(upper[: by_stage.known]),
             upper_low=_reached(upper),
@@ -219,6 +223,13 @@ def calibrate(folder: Path, manifest: Manifest, probe: Probe) -> Manifest:
             refined_recall=_target_mean(refined[: by_stage.known]),
             half_recall=_target_mean(half[: by_stage.known]),
             half_low=_reached(half),
+            by_k=tuple(
+                KTable(at_k, sort.asked.probe.known, tuple(sort.widths), lists, scan.get(at_k, ()))
+                for sort, by_k, scan in zip(sorts, found, scans, strict=True)
+                for at_k, lists in by_k.items()
+            ),
+            scan=scans[0].get(k, ()),
+            **of_k,
         ),
     )
 
@@ -237,10 +248,10 @@ def _load(segment: Segment, *kinds: str) -> None:
             segment.load_units(batch.kind, batch.units)
 
 
-def _recall(
+def _found(
     segment: Segment, probe: Probe, width: int, *, widely: bool = False
-) -> NDArray[np.float64]:
-    """Recall of each held-out query, float64, shape (nq,), as if all vectors were resident.
+) -> NDArray[np.int64]:
+    """Rows that each held-out query finds as if all vectors were resident, int64, shape (nq, k).
 
     Answers are scored by their full vectors, which are read.
 
@@ -250,7 +261,7 @@ def _recall(
     entry_ef = width if widely else None
     k = probe.rows.shape[1]
     hits = segment.search(probe.queries, k, ef=width, entry_ef=entry_ef, recall_target=1.0)
-    return probe.recall_of(hits.rows)
+    return hits.rows
 
 
 def _from_memory(segment: Segment, probe: Probe, width: int, k: int) -> NDArray[np.int64]:
@@ -268,7 +279,7 @@ def _entry_cost(segment: Segment, probe: Probe, width: int) -> float:
     """
     counts = [sum(segment.page_counts())]
     for widely in (False, True):
-        _recall(segment, probe, width, widely=widely)
+        _found(segment, probe, width, widely=widely)
         counts.append(sum(segment.page_counts()))
     return (counts[2] - counts[1]) / max(counts[1] - counts[0], 1)
 
@@ -326,7 +337,7 @@ class _Asked(NamedTuple):
 
 
 class _ByWidth(NamedTuple):
-    """Mean and lower bound of the recall at each width, and what the mean is at least.
+    """Mean and lower bound of the recall at each width, and what the mean is at least, of one k.
 
     See `_sure_mean`. Of known queries; of those at random, band after band; of near ones, of which
     nothing is said of what unseen ones reach.
@@ -342,74 +353,182 @@ class _ByWidth(NamedTuple):
     near_lows: tuple[float, ...]
 
 
+class _Sort(NamedTuple):
+    """What is measured by the same answers.
+
+    Attributes:
+        ks: Neighbors, rising; the last is how many are asked for.
+        asked: Which queries.
+        widths: To measure, rising.
+        whole: Mean recall of the last of ``ks`` from which on wider walks are not measured.
+    """
+
+    ks: tuple[int, ...]
+    asked: _Asked
+    widths: Sequence[int]
+    whole: float
+
+
+def _walks(
+    segment: Segment, sort: _Sort, entry_cost: float
+) -> dict[int, dict[str, tuple[float, ...]]]:
+    """Measure walks with one entry to the bottom, and with many; k -> fields of the calibration."""
+    found = _by_width(segment, sort)
+    entry = _by_width(segment, sort, entered=(entry_cost, found[-1]))
+    return {
+        k: {
+            **{"recall_mean": one.means, "recall_low": one.lows, "recall_sure": one.sures},
+            **{"entry_mean": many.means, "entry_low": many.lows, "entry_sure": many.sures},
+            "strange_mean": one.strange_means,
+            "strange_low": one.strange_lows,
+            "strange_sure": one.strange_sures,
+            "entry_strange_mean": many.strange_means,
+            "entry_strange_low": many.strange_lows,
+            "entry_strange_sure": many.strange_sures,
+            "near_mean": one.near_means,
+            "near_low": one.near_lows,
+        }
+        for k, one, many in zip(sort.ks, found, entry, strict=True)
+    }
+
+
+def _lacking(found: list[dict[int, dict[str, tuple[float, ...]]]]) -> bool:
+    """Whether no walk finds nearly all of some k."""
+    return any(
+        max(lists["recall_mean"][-1], lists["entry_mean"][-1]) < _SCANNED_BELOW
+        for by_k in found
+        for lists in by_k.values()
+    )
+
+
+def _scan(segment: Segment, sort: _Sort) -> dict[int, tuple[float, ...]]:
+    """What scans of all codes find, whose best are settled by vectors; k -> (mean, low).
+
+    Of the kind or band that fares worst: what a scan loses is what codes mistake.
+    """
+    probe, k = sort.asked.few, sort.ks[-1]
+    everything = np.packbits(np.ones(segment.count, np.bool_), bitorder="little")
+    width = scan_width(segment.count, k)
+    rows = segment.search(probe.queries, k, ef=width, recall_target=1.0, allow=everything).rows
+    found: dict[int, tuple[float, ...]] = {}
+    for at_k in sort.ks:
+        recall = probe.recall_of(rows, at_k)
+        known, strange = recall[: probe.known], recall[probe.known :]
+        parts = [known[kind :: len(KINDS)] for kind in range(len(KINDS))]
+        bands = [strange[band] for band in sort.asked.bands]
+        means = [float(part.mean()) for part in (*parts[:_TARGET_KINDS], *bands)]
+        found[at_k] = (min(means), min(map(_reached, (*parts, *bands))))
+    return found
+
+
 def _by_width(
-    segment: Segment,
-    asked: _Asked,
-    widths: Sequence[int],
-    *,
-    entered: tuple[float, _ByWidth] | None = None,
-) -> _ByWidth:
-    """Measure each width; of the known queries the kind that fares worst counts.
+    segment: Segment, sort: _Sort, *, entered: tuple[float, _ByWidth] | None = None
+) -> list[_ByWidth]:
+    """Measure each width, for each k; of the known queries the kind that fares worst counts.
 
     A wider walk can only meet more; noise in the sample must not say otherwise. Nor is more
     measured of those that have nothing left to find, or nobody would choose it.
 
     Args:
         segment: To search.
-        asked: Which queries.
-        widths: To measure, rising.
+        sort: What to measure.
         entered: Measure walks that enter the bottom widely, which cost so many times their width;
             and what was found of the others: wider ones than find all are not wanted.
     """
+    asked, widths = sort.asked, sort.widths
     enough, strange_enough, cost = math.inf, math.inf, 1.0
     if entered is not None:
         cost, other = entered
         per_band = np.reshape(other.strange_means, (-1, len(widths)))
         enough, strange_enough = (
-            next((w for w, mean in zip(widths, means, strict=True) if mean >= _WHOLE), math.inf)
+            next((w for w, mean in zip(widths, means, strict=True) if mean >= sort.whole), math.inf)
             for means in (other.means, per_band.min(axis=0))
         )
-    known: list[tuple[float, ...]] = []
-    strange: list[tuple[float, ...]] = []
-    near: list[tuple[float, ...]] = []
-    of_strangers = np.empty(0)
-    bands = len(asked.bands)
+    measured = [_Measured(k, asked) for k in sort.ks]
     for width in widths:
-        ask_known = not known or not (known[-1][0] >= _WHOLE or width * cost >= enough)
-        ask_strange = not strange or not (
-            min(strange[-1][::3]) >= _WHOLE or width * cost >= strange_enough
+        last = measured[-1]
+        ask_known = not last.known or not (
+            last.known[-1][0] >= sort.whole or width * cost >= enough
+        )
+        ask_strange = not last.strange or not (
+            min(last.strange[-1][::3]) >= sort.whole or width * cost >= strange_enough
         )
         probe = asked.few if width >= _WIDE_FROM else asked.probe
         part = probe.fewer(probe.known if ask_known else 0, STRANGERS if ask_strange else 0)
-        recall = np.empty(0)
+        rows = np.empty((0, sort.ks[-1]), np.int64)
         if ask_known or ask_strange:
-            recall = _recall(segment, part, width, widely=entered is not None)
-        if ask_strange:
-            of_strangers = recall[part.known :]
-        if ask_known:
-            known.append(_worst_kind(recall[: part.known], of_strangers[asked.alike]))
+            rows = _found(segment, part, width, widely=entered is not None)
+        for of_k in measured:
+            of_k.add(
+                part.recall_of(rows, of_k.k),
+                part.known if ask_known else None,
+                strange=ask_strange,
+                near=entered is None and bool(asked.near.any()),
+                of_all=probe is asked.probe,
+            )
+    return [of_k.by_width() for of_k in measured]
+
+
+class _Measured:
+    """What was measured of one k, width after width."""
+
+    def __init__(self, k: int, asked: _Asked) -> None:
+        self.k = k
+        self.known: list[tuple[float, ...]] = []
+        self.strange: list[tuple[float, ...]] = []
+        self._near: list[tuple[float, ...]] = []
+        self._of_strangers = np.empty(0)
+        self._asked = asked
+
+    def add(
+        self,
+        recall: NDArray[np.float64],
+        known: int | None,
+        *,
+        strange: bool,
+        near: bool,
+        of_all: bool,
+    ) -> None:
+        """Take what walks of one width reached.
+
+        Args:
+            recall: Of those that were asked: known ones, then those at random.
+            known: How many known ones; None to take those of the width before.
+            strange: Whether those at random were asked, or count as before.
+            near: Whether to look at near ones.
+            of_all: Whether all known queries were asked.
+        """
+        asked = self._asked
+        if strange:
+            self._of_strangers = recall[known or 0 :]
+        of_strangers = self._of_strangers
+        if known is not None:
+            self.known.append(_worst_kind(recall[:known], of_strangers[asked.alike], self.k))
         else:
-            known.append(known[-1])
-        strange.append(
+            self.known.append(self.known[-1])
+        self.strange.append(
             tuple(
                 value
                 for band in asked.bands
                 for value in (
                     float(of_strangers[band].mean()),
                     _reached(of_strangers[band]),
-                    _sure_mean(of_strangers[band]),
+                    _sure_mean(of_strangers[band], self.k),
                 )
             )
         )
-        if entered is None and asked.near.any():
-            if ask_known and probe is asked.probe:
-                of_near = recall[: part.known][asked.near[: part.known]]
-                near.append((float(of_near.mean()), _reached(of_near)))
-            else:
-                near.append(near[-1])
-    columns = [_rising(rows) for rows in (known, strange, near)]
-    by_band = [sum((columns[1][3 * band + at] for band in range(bands)), ()) for at in range(3)]
-    return _ByWidth(*columns[0], *by_band, *(columns[2] or ((), ())))
+        if near and known is not None and of_all:
+            of_near = recall[:known][asked.near[:known]]
+            self._near.append((float(of_near.mean()), _reached(of_near)))
+        elif near:
+            self._near.append(self._near[-1])
+
+    def by_width(self) -> _ByWidth:
+        """All of it, none of which falls with the width."""
+        bands = len(self._asked.bands)
+        known, strange, near = map(_rising, (self.known, self.strange, self._near))
+        by_band = [sum((strange[3 * band + at] for band in range(bands)), ()) for at in range(3)]
+        return _ByWidth(*known, *by_band, *(near or ((), ())))
 
 
 def _rising(rows: list[tuple[float, ...]]) -> list[tuple[float, ...]]:

@@ -30,12 +30,14 @@ class KnownSearch(NamedTuple):
         options: The same for the native search.
         summarize: Makes the summary of what the native search says of itself.
         direct: Whether the short way may be taken.
+        scans: Whether every row is looked at.
     """
 
     width: int
     options: _core.SearchOptions
     summarize: Callable[..., Summary]
     direct: bool
+    scans: bool = False
 
 
 class DirectSearch:

@@ -22,6 +22,9 @@ from stoker.index.segment import Segment
 
 # Neighbors of each query.
 K: Final = 10
+# And of so many known ones, and of all at random.
+DEEP_K: Final = 100
+_DEEP_QUERIES: Final = 256
 # Of the known kinds together. Of 128 queries of a kind the mean recall was off by 0.01 and more,
 # which is half of what a walk may lose.
 _QUERIES: Final = 1024
@@ -44,7 +47,7 @@ _ROUNDED: Final = 5e-7
 # Share of the other kinds that may lie as near as is called near, and the fewest near ones that
 # say anything.
 _NEAREST: Final = 0.01
-_NEAR_MIN: Final = 60
+NEAR_MIN: Final = 60
 _ROWS_MIN: Final = 64
 _SEED: Final = 20_160_330
 
@@ -61,6 +64,8 @@ class Probe:
             what a query's length adds). float32, or float64 where dimensions are few.
         rows: int64, shape (nq, k): the sealed rows that have them.
         hashes: Of the vectors met, in sealed order: equal ones stand for each other.
+        deep: Some of the queries, with more neighbors; see `DEEP_K`. None of one that is so itself,
+            and where there are no more.
     """
 
     queries: NDArray[np.float32]
@@ -70,6 +75,7 @@ class Probe:
     rows: NDArray[np.int64]
     metric: str
     hashes: list[NDArray[np.uint64]] = dataclasses.field(default_factory=list)
+    deep: Probe | None = None
 
     @classmethod
     def draw(cls, vectors: NDArray[Any], rows: NDArray[np.int64], *, metric: str) -> Probe | None:
@@ -116,16 +122,27 @@ class Probe:
         drawn = np.concatenate([drawn, strange.astype(np.float32)])
         if metric == "cosine":
             drawn = unit_rows(drawn)
-        k = min(K, count)
         dtype = np.float64 if drawn.shape[1] <= FEW_DIMS else np.float32
-        return cls(
-            queries=np.ascontiguousarray(drawn),
-            known=queries,
-            spread=float((size.astype(np.float64) ** 2).mean()),
-            scores=np.full((len(drawn), k), -np.inf, dtype),
-            rows=np.full((len(drawn), k), -1, np.int64),
-            metric=metric,
-        )
+        spread = float((size.astype(np.float64) ** 2).mean())
+
+        def blank(asked: NDArray[np.float32], known: int, k: int) -> Probe:
+            return cls(
+                queries=np.ascontiguousarray(asked),
+                known=known,
+                spread=spread,
+                scores=np.full((len(asked), k), -np.inf, dtype),
+                rows=np.full((len(asked), k), -1, np.int64),
+                metric=metric,
+            )
+
+        probe = blank(drawn, queries, min(K, count))
+        deep_k = min(DEEP_K, count)
+        if deep_k > K:
+            known = min(_DEEP_QUERIES, queries)
+            some = np.concatenate([drawn[:known], drawn[queries:]])
+            probe.deep = blank(some, known, deep_k)
+            probe.deep.hashes = probe.hashes
+        return probe
 
     def take(
         self,
@@ -144,39 +161,53 @@ class Probe:
             run: As `map`.
         """
         self.hashes.append(row_hashes(batch))
-        if batch.shape[1] <= FEW_DIMS:
-            self._meet_few(batch, first_row)
-            return
-        bounds = np.linspace(0, len(self.queries), parts + 1).astype(int)
+        deep = self.deep
+        few = batch.shape[1] <= FEW_DIMS
+        # Each query meets each vector once: those of `deep` there, and the others here.
+        asked = [(self, deep.known if deep else 0, self.known if deep else len(self.queries))]
+        if deep is not None:
+            asked.append((deep, 0, len(deep.queries)))
 
         def meet(part: int) -> None:
-            here = slice(bounds[part], bounds[part + 1])
-            _core.meet_rows(
-                self.queries[here],
-                batch,
-                first_row=first_row,
-                l2=self.metric == "l2",
-                scores=self.scores[here],
-                rows=self.rows[here],
-            )
+            for probe, first, end in asked:
+                bounds = np.linspace(first, end, parts + 1).astype(int)
+                here = slice(bounds[part], bounds[part + 1])
+                _core.meet_rows(
+                    probe.queries[here],
+                    batch,
+                    first_row=first_row,
+                    l2=self.metric == "l2",
+                    scores=probe.scores[here],
+                    rows=probe.rows[here],
+                )
 
-        for _ in run(meet, range(parts)):
-            pass
+        if few:
+            for probe, first, end in asked:
+                probe._meet_few(batch, first_row, slice(first, end))
+        else:
+            for _ in run(meet, range(parts)):
+                pass
+        if deep is not None:
+            k = self.scores.shape[1]
+            for mine, deeper in ((self.scores, deep.scores), (self.rows, deep.rows)):
+                mine[: deep.known] = deeper[: deep.known, :k]
+                mine[self.known :] = deeper[deep.known :, :k]
 
-    def _meet_few(self, batch: NDArray[np.float32], first_row: int) -> None:
+    def _meet_few(self, batch: NDArray[np.float32], first_row: int, here: slice) -> None:
         """The same for few dimensions, by products that tell apart what floats round to one."""
-        ranks = wide_ranks(self.queries, batch, self.metric)
+        queries = self.queries[here]
+        ranks = wide_ranks(queries, batch, self.metric)
         if self.metric == "l2":
-            ranks += (self.queries.astype(np.float64) ** 2).sum(axis=1)[:, None]
-        scores = np.concatenate([self.scores, ranks], axis=1)
+            ranks += (queries.astype(np.float64) ** 2).sum(axis=1)[:, None]
+        scores = np.concatenate([self.scores[here], ranks], axis=1)
         found = np.broadcast_to(np.arange(first_row, first_row + len(batch)), ranks.shape)
-        rows = np.concatenate([self.rows, found], axis=1)
+        rows = np.concatenate([self.rows[here], found], axis=1)
         k = self.scores.shape[1]
         best = np.argpartition(-scores, k - 1, axis=1)[:, :k]
         order = np.argsort(-np.take_along_axis(scores, best, 1), axis=1, kind="stable")
         best = np.take_along_axis(best, order, 1)
-        self.scores = np.take_along_axis(scores, best, 1)
-        self.rows = np.take_along_axis(rows, best, 1)
+        self.scores[here] = np.take_along_axis(scores, best, 1)
+        self.rows[here] = np.take_along_axis(rows, best, 1)
 
     def fewer(self, known: int, strangers: int) -> Probe:
         """Return the first ``known`` queries and ``strangers``, once all vectors were met."""
@@ -191,9 +222,16 @@ class Probe:
             queries=of(self.queries),
             scores=of(self.scores),
             rows=of(self.rows),
+            deep=None,
         )
         part.__dict__["_equals"] = self._equals  # Of all vectors: worked out once for all parts.
         return part
+
+    def deeper(self) -> Probe | None:
+        """Return `deep`, once all vectors were met; None where there are no more neighbors."""
+        if self.deep is not None:
+            self.deep.__dict__["_equals"] = self._equals
+        return self.deep
 
     def strange_bands(
         self, near: NDArray[np.float64], low: float
@@ -250,7 +288,7 @@ class Probe:
         others = near[(kind > 0) & (kind < len(KINDS)) & np.isfinite(near)]
         from_ = float(np.quantile(others, 1.0 - _NEAREST)) if len(others) else math.inf
         chosen = (kind == 0) & (near >= from_)
-        if chosen.sum() < _NEAR_MIN:
+        if chosen.sum() < NEAR_MIN:
             return 0.0, np.zeros(len(near), np.bool_)
         return from_, chosen
 
@@ -267,8 +305,13 @@ class Probe:
         _, numbers = np.unique(np.concatenate(self.hashes), return_inverse=True)
         return numbers.astype(np.int64)
 
-    def recall_of(self, found: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Share of each query's true neighbors that were found, or rows equal to them."""
+    def recall_of(self, found: NDArray[np.int64], k: int | None = None) -> NDArray[np.float64]:
+        """Share of each query's true neighbors that were found, or rows equal to them.
+
+        Args:
+            found: int64, shape (nq, n), best first.
+            k: How many neighbors count, and how many of what was found; None for all.
+        """
         numbers = self._equals
 
         def named(rows: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -281,7 +324,7 @@ class Probe:
             unlike: NDArray[np.int64] = groups * groups.shape[1] + (places - start)
             return unlike
 
-        return recall_of(named(found), named(self.rows))
+        return recall_of(named(found[:, :k]), named(self.rows[:, :k]))
 
 
 def _strangers(

@@ -39,6 +39,8 @@ FILES: Final = {
 }
 # Bands of strange queries: as many as searches take.
 BANDS_MAX: Final = 4
+# Other k than ten that calibration may speak of.
+_TABLES_MAX: Final = 16
 # The one file that a segment may do without: version 1 did, and so do vectors too short for it.
 OPTIONAL: Final = "coarse"
 
@@ -65,6 +67,34 @@ class ByWidth(NamedTuple):
     means: tuple[float, ...]
     lows: tuple[float, ...]
     sures: tuple[float, ...]
+
+
+# Fields of a calibration that have an entry for each width, or for each of each band.
+PER_WIDTH: Final = tuple(
+    f"{codes}{group}_{part}"
+    for codes in ("", "coarse_")
+    for group in ("recall", "entry", "strange", "entry_strange", "near")
+    for part in (("mean", "low") if group == "near" else ("mean", "low", "sure"))
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class KTable:
+    """What searches for another k found; see `k_tables.for_k`.
+
+    Attributes:
+        k: Neighbors asked for.
+        queries: How many held-out queries there were, of the known kinds.
+        ef: Widths measured, rising.
+        recall: Field of `PER_WIDTH` -> the same of this k.
+        scan: As that of the calibration.
+    """
+
+    k: int
+    queries: int
+    ef: tuple[int, ...]
+    recall: Mapping[str, tuple[float, ...]]
+    scan: tuple[float, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,6 +157,10 @@ class Calibration:
         half_recall: As ``refined_recall``, with half of the vectors in memory too, whole runs of
             pages by chance. None where nobody measured it.
         half_low: The recall that the stated share of those queries reached.
+        by_k: What was found of other k, rising; empty where nobody measured them.
+        scan: Of scans of all codes, whose best are settled by vectors: the mean and the recall that
+            the stated share reached, each of the kind or band that fares worst; then the same of
+            coarse codes. Empty where nobody measured them.
     """
 
     queries: int
@@ -176,6 +210,12 @@ class Calibration:
     coarse_entry_strange_sure: tuple[float, ...] = ()
     half_recall: float | None = None
     half_low: float | None = None
+    by_k: tuple[KTable, ...] = ()
+    scan: tuple[float, ...] = ()
+
+    def scan_by(self, bits: int) -> tuple[float, ...]:
+        """Mean and lower bound of scans of codes of ``bits``; empty where nobody measured them."""
+        return self.scan[2:4] if bits == 2 else self.scan[:2]
 
     @property
     def knows_strangers(self) -> bool:
@@ -377,9 +417,19 @@ def _from_json(body: dict[str, Any]) -> Manifest:
     fields["levels"] = tuple(LevelLayout(**level) for level in fields["levels"])
     raw = fields["calibration"]
     if raw is not None:
-        lists = {name: tuple(raw[name]) for name in raw if isinstance(raw[name], list)}
-        fields["calibration"] = Calibration(**{**raw, **lists})
+        raw = dict(raw)
+        by_k = tuple(_table(dict(table)) for table in raw.get("by_k", ()))
+        fields["calibration"] = Calibration(**{**raw, **_tuples(raw), "by_k": by_k})
     return Manifest(**fields)
+
+
+def _table(raw: dict[str, Any]) -> KTable:
+    return KTable(**{**raw, **_tuples(raw), "recall": _tuples(dict(raw["recall"]))})
+
+
+def _tuples(raw: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+    """The lists of a JSON object."""
+    return {name: tuple(value) for name, value in raw.items() if isinstance(value, list)}
 
 
 def _check(manifest: Manifest, path: Path) -> None:
@@ -511,16 +561,9 @@ def _wrong_with(calibration: Calibration, *, has_coarse: bool) -> str | None:
         value = getattr(calibration, name)
         if value is not None and not _is_share(value):
             return f"{name} {value!r}"
-    for name in (
-        *("strange_mean", "strange_low", "coarse_strange_mean", "coarse_strange_low"),
-        *("strange_sure", "coarse_strange_sure"),
-        *("entry_strange_sure", "coarse_entry_strange_sure"),
-        *("near_mean", "near_low", "coarse_near_mean", "coarse_near_low"),
-        *("entry_mean", "entry_low", "coarse_entry_mean", "coarse_entry_low"),
-        *("entry_strange_mean", "entry_strange_low"),
-        *("coarse_entry_strange_mean", "coarse_entry_strange_low"),
-        *("recall_sure", "coarse_recall_sure", "entry_sure", "coarse_entry_sure"),
-    ):
+    for name in PER_WIDTH:
+        if name in ("recall_mean", "recall_low", "coarse_recall_mean", "coarse_recall_low"):
+            continue
         values = getattr(calibration, name)
         if "entry" in name:
             measured = bool(calibration.entry_low)
@@ -541,6 +584,49 @@ def _wrong_with(calibration: Calibration, *, has_coarse: bool) -> str | None:
             return f"{name} is not a list of {expected}"
         if not all(map(_is_share, values)):
             return f"{name} {values!r}"
+    wrong = _wrong_with_scan(calibration.scan, has_coarse=has_coarse)
+    return wrong or _wrong_with_tables(calibration, has_coarse=has_coarse)
+
+
+def _wrong_with_scan(scan: Any, *, has_coarse: bool) -> str | None:
+    expected = (0, 4 if has_coarse else 2)
+    if not isinstance(scan, tuple) or len(scan) not in expected or not all(map(_is_share, scan)):
+        return f"scan {scan!r}"
+    return None
+
+
+def _wrong_with_tables(calibration: Calibration, *, has_coarse: bool) -> str | None:
+    """Say what no calibration finds of other k, if there is any."""
+    tables = calibration.by_k
+    if not isinstance(tables, tuple) or len(tables) > _TABLES_MAX:
+        return f"by_k: expected a list of {_TABLES_MAX} at most"
+    before = 0
+    for table in tables:
+        where = f"by_k of k {table.k!r}"
+        if not _is_count(table.k) or table.k <= before or table.k == calibration.k:
+            return f"{where} is not risen"
+        before = table.k
+        if not _is_count(table.queries) or table.queries == 0:
+            return f"{where}: queries {table.queries!r}"
+        if not isinstance(table.ef, tuple) or not table.ef or not all(map(_is_count, table.ef)):
+            return f"{where}: ef {table.ef!r}"
+        if table.ef[0] == 0 or any(later <= width for width, later in pairwise(table.ef)):
+            return f"{where}: ef {table.ef!r} does not rise"
+        if table.ef[-1] > EF_MAX:
+            return f"{where}: ef {table.ef[-1]}: expected {EF_MAX} at most"
+        if wrong := _wrong_with_scan(table.scan, has_coarse=has_coarse):
+            return f"{where}: {wrong}"
+        if set(table.recall) - set(PER_WIDTH):
+            return f"{where}: recall of {sorted(table.recall)}"
+        for name in PER_WIDTH:
+            values = table.recall.get(name, ())
+            entries = len(getattr(calibration, name)) // len(calibration.ef)
+            # Of near queries too few may have been asked for more neighbors.
+            expected = {entries * len(table.ef), 0 if "near" in name else entries * len(table.ef)}
+            if not isinstance(values, tuple) or len(values) not in expected:
+                return f"{where}: {name} is not a list of {max(expected)}"
+            if not all(map(_is_share, values)):
+                return f"{where}: {name} {values!r}"
     return None
 
 

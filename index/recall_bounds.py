@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 import stoker.kernels._core as _core
 from stoker.index.hits import Summary
+from stoker.index.k_tables import for_k
 from stoker.index.manifest import Calibration, Manifest
 
 # Columns of the native search's facts.
@@ -33,7 +34,20 @@ FACTS: Final = (
     "narrow",
     "farther",
 )
+# Up to so many rows a segment is scanned where no calibrated walk finds enough: that takes about as
+# long as the widest of them (index/BENCHMARKS.md).
+SCAN_ROWS_MAX: Final = 30_000
+# Rows that a scan looks at for each that it settles. Not more than `kWalkFactor` in walk.cpp, or it
+# would walk.
+_SCAN_ROWS_PER_WIDTH: Final = 50
+# Rows beyond twice the answer; walk.cpp keeps no fewer.
+_SCAN_SPARE: Final = 100
 _CONFIDENCE: Final = 0.975  # of the re-rank's part of the bound; the walk has its calibration's
+
+
+def scan_width(count: int, k: int) -> int:
+    """Rows that a scan of ``count`` keeps, to be settled; as many for any k up to ten."""
+    return max(-(-count // _SCAN_ROWS_PER_WIDTH), 2 * max(k, 10) + _SCAN_SPARE)
 
 
 class WalkRecall(NamedTuple):
@@ -131,6 +145,7 @@ class ChosenWalk(NamedTuple):
         near_from: `nearness` from which on ``near_mean`` counts.
         near_mean: Calibrated recall of near queries by the walk that they end with; 0 where none is
             known.
+        scans: Whether all rows are looked at, the best ``width`` of which are settled.
     """
 
     width: int
@@ -141,6 +156,7 @@ class ChosenWalk(NamedTuple):
     farther: tuple[FartherWalk, ...] = ()
     near_from: float = 0.0
     near_mean: float = 0.0
+    scans: bool = False
 
 
 def narrowest(
@@ -167,6 +183,19 @@ def narrowest(
         (width, whether it enters widely): where none is enough, the walk that finds most, and of
         those that find as much the cheapest.
     """
+    _, width, widely = _cheapest(calibration, bits, wanted=wanted, sure=sure, band=band)
+    return width, widely
+
+
+def _cheapest(
+    calibration: Calibration,
+    bits: int,
+    *,
+    wanted: float,
+    sure: float | None = None,
+    band: int | None = None,
+) -> tuple[float, int, bool]:
+    """As `narrowest`: (recall that the walk lacks, its width, whether it enters widely)."""
     found = []
     for widely, cost in ((False, 1.0), (True, calibration.entry_cost)):
         if band is None:
@@ -182,8 +211,8 @@ def narrowest(
         for width, mean, least in zip(calibration.ef, means, at_least, strict=False):
             missing = max(min(wanted - mean, (sure or 0.0) - least), 0.0)
             found.append((missing, width * cost, widely, width))
-    _, _, widely, width = min(found)
-    return width, widely
+    missing, _, widely, width = min(found)
+    return missing, width, widely
 
 
 def near_walk(
@@ -230,6 +259,24 @@ def farther_walks(
         recall = walk_recall(calibration, bits, width, k, enters_widely=widely)
         walks.append(FartherWalk(below, width, width if widely else 1, recall))
     return tuple(walks)
+
+
+def _knowing_near(
+    walk: ChosenWalk, calibration: Calibration | None, bits: int, k: int
+) -> ChosenWalk:
+    """Add what near queries are known to find by the walk that they end with.
+
+    Where that enters the bottom widely they find no less than was measured of others.
+    """
+    means = calibration.near_by_width(bits)[0] if calibration else ()
+    if calibration is None or not means:
+        return walk
+    width = walk.near.width if walk.near else walk.width
+    narrower = width / max(k / calibration.k, 1.0)
+    at = int(np.searchsorted(calibration.ef, narrower, "right")) - 1
+    if at < 0:
+        return walk
+    return walk._replace(near_from=calibration.near_from, near_mean=means[at])
 
 
 def nearness(
@@ -290,10 +337,6 @@ class RecallBounds:
         """Mean squared distance of the rows from their centre; 0 where it was not measured."""
         return self._calibration.spread if self._calibration else 0.0
 
-    def walk(self, width: int, k: int, *, enters_widely: bool = False) -> WalkRecall:
-        """What walks of ``width`` for ``k`` neighbors were found to do; see `walk_recall`."""
-        return walk_recall(self._calibration, self._bits, width, k, enters_widely=enters_widely)
-
     def choose(
         self,
         k: int,
@@ -302,6 +345,7 @@ class RecallBounds:
         entry_ef: int | None = None,
         wanted: float,
         sure: float | None = None,
+        scans: bool = False,
     ) -> ChosenWalk:
         """Choose how to walk: as asked for, or as every kind of calibrated query needs.
 
@@ -311,54 +355,43 @@ class RecallBounds:
             entry_ef: The same of the level above the bottom; only with ``ef``.
             wanted: Mean recall of the walk, where nothing was asked for.
             sure: See `narrowest`.
+            scans: Whether memory has room for what a scan looks at. Then that is the search of few
+                rows that no calibrated walk finds enough of.
         """
-        calibration = self._calibration
+        calibration = for_k(self._calibration, k) if self._calibration else None
+        bits = self._bits
         if ef is not None:
             known = calibration is not None and bool(calibration.entry_mean)
-            recall = self.walk(ef, k, enters_widely=known and (entry_ef or 1) >= ef > 1)
-            return self._knowing_near(ChosenWalk(ef, entry_ef or 1, recall, None, self.spread), k)
+            widely = known and (entry_ef or 1) >= ef > 1
+            recall = walk_recall(calibration, bits, ef, k, enters_widely=widely)
+            chosen = ChosenWalk(ef, entry_ef or 1, recall, None, self.spread)
+            return _knowing_near(chosen, calibration, bits, k)
         if calibration is None:
             width = max(64, 2 * k)
-            return ChosenWalk(width, 1, self.walk(width, k), None, self.spread)
-        measured, widely = narrowest(calibration, self._bits, wanted=wanted, sure=sure)
+            return ChosenWalk(width, 1, walk_recall(None, bits, width, k), None, self.spread)
+        missing, measured, widely = _cheapest(calibration, bits, wanted=wanted, sure=sure)
+        scan = calibration.scan_by(bits)
+        if missing > 0 and scans and scan and scan[0] > wanted - missing:
+            bands = len(calibration.strange_by_width(bits))
+            recall = WalkRecall(scan[0], scan[1], scan[:1] * bands, scan[1:] * bands)
+            width = scan_width(self._count, k)
+            return ChosenWalk(width, 1, recall, None, self.spread, scans=True)
         width = max(math.ceil(measured * max(k / calibration.k, 1.0)), k)
         chosen = ChosenWalk(
             width,
             width if widely else 1,
-            self.walk(width, k, enters_widely=widely),
-            self.near_walk(wanted=wanted, width=width, k=k),
+            walk_recall(calibration, bits, width, k, enters_widely=widely),
+            near_walk(calibration, bits, wanted=wanted, width=width, k=k),
             self.spread,
-            farther_walks(calibration, self._bits, wanted=wanted, sure=sure, k=k),
+            farther_walks(calibration, bits, wanted=wanted, sure=sure, k=k),
         )
-        return self._knowing_near(chosen, k)
+        return _knowing_near(chosen, calibration, bits, k)
 
     def nearness(
         self, best: NDArray[np.floating], queries: NDArray[np.float32]
     ) -> NDArray[np.float64]:
         """How near queries lie to the best rows of their answers; see `nearness`."""
         return nearness(best, queries, metric=self._metric, centre=self._centre, spread=self.spread)
-
-    def _knowing_near(self, walk: ChosenWalk, k: int) -> ChosenWalk:
-        """Add what near queries are known to find by the walk that they end with.
-
-        Where that enters the bottom widely they find no less than was measured of others.
-        """
-        calibration = self._calibration
-        means = calibration.near_by_width(self._bits)[0] if calibration else ()
-        if calibration is None or not means:
-            return walk
-        width = walk.near.width if walk.near else walk.width
-        narrower = width / max(k / calibration.k, 1.0)
-        at = int(np.searchsorted(calibration.ef, narrower, "right")) - 1
-        if at < 0:
-            return walk
-        return walk._replace(near_from=calibration.near_from, near_mean=means[at])
-
-    def near_walk(self, *, wanted: float, width: int, k: int) -> NearWalk | None:
-        """The narrower walk that is enough for near queries; see `near_walk`."""
-        if self._calibration is None:
-            return None
-        return near_walk(self._calibration, self._bits, wanted=wanted, width=width, k=k)
 
     def summary(
         self,
@@ -415,8 +448,9 @@ def summarize(
     skipped = column["skipped"] + column["damaged"]
     completeness = np.where(done + skipped > 0, done / np.maximum(done + skipped, 1), 1.0)
     expected = column["expected_recall"]
-    # A scan meets every allowed row, so only its re-rank can lose any.
-    scanned = column["scanned"] > 0
+    # A scan meets every allowed row, so only its re-rank can lose any. What one of all rows keeps
+    # for it was measured.
+    scanned = (column["scanned"] > 0) & (not walk.scans)
     mean, bound = _promised(column, near, walk, calibration)
     whole = np.where(scanned, 1.0, bound) - _loss_bound(expected, k)
     upper = calibration.upper_low if calibration else 0.0

@@ -92,7 +92,10 @@ def plan_search(
         # Coarse codes leave about twice as many candidates in doubt.
         "rerank_reads_max": max(settings.rerank_reads_max, 2 * k)
         * (2 if navigation_bits == 2 else 1),
-        "read_vectors": target >= EXACT_TARGET and (recall_target is not None or ef is None),
+        # Where rows are scanned since no walk finds enough, codes tell them apart badly too: rows
+        # that are alike, or a few that all have in common. Vectors that have room are as cheap.
+        "read_vectors": (target >= EXACT_TARGET and (recall_target is not None or ef is None))
+        or (walk.scans and holds_all),
         "beam": settings.beam,
         "normalize": normalize,
         "spread": walk.spread,

@@ -286,7 +286,7 @@ class Segment:
             )
         if known is None:
             known = self._plan(k, ef, recall_target, entry_ef)
-        if allow is None and known.width >= m.count:
+        if allow is None and (known.scans or known.width >= m.count):
             # As wide as the segment: a scan looks at no more than the walk would, and at all of it.
             allow = np.packbits(np.ones(m.count, np.bool_), bitorder="little")
         rows = np.empty((count, k), np.int64)
@@ -313,7 +313,10 @@ class Segment:
         wanted = wanted_of_walk(self._settings, recall_target)
         holds_all = self._pages is not None and self._pages.holds_all
         sure = sure_of_walk(self._settings, recall_target, holds_all=holds_all)
-        walk = self._bounds.choose(k, ef=ef, entry_ef=entry_ef, wanted=wanted, sure=sure)
+        scans = self._pages is not None and self._pages.holds_scan
+        walk = self._bounds.choose(
+            k, ef=ef, entry_ef=entry_ef, wanted=wanted, sure=sure, scans=scans
+        )
         options = plan_search(
             self._settings,
             self.navigation_bits,
@@ -329,7 +332,8 @@ class Segment:
             walk.width,
             _core.SearchOptions(k=k, **options),
             functools.partial(self._bounds.summary, k, walk),
-            direct=walk.width < self.count,
+            direct=walk.width < self.count and not walk.scans,
+            scans=walk.scans,
         )
         for farther in walk.farther:
             known.options.add_farther(

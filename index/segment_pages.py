@@ -120,6 +120,8 @@ class SegmentPages:
         stores: The pool's number of each part.
         centre: float32, shape (dim,): what coding subtracts.
         basis: The directions of coarse codes, where walks compare those and they have any.
+        holds_all: Whether the budget has room for all pages that searches look at.
+        holds_scan: Whether it has room for all that a scan compares.
     """
 
     def __init__(
@@ -171,6 +173,8 @@ class SegmentPages:
         wanted = pages if memory_bytes == 0 else max(memory_bytes - beside, 0) // m.page_bytes
         walked = sum(self._files[part].info.page_count for part in ("links", self._walked))
         self.holds_all = wanted >= pages
+        # A scan of codes looks at all of those, and at no links; there is room for what settles.
+        self.holds_scan = self.holds_all or walked <= _NAVIGATION_SHARE_MAX * wanted
         # What is read to re-rank comes and goes; a walk that has lost a page waits for it.
         self._keeps_navigation = walked <= _NAVIGATION_SHARE_MAX * wanted and wanted < pages
         budget = min(max(wanted, _BUDGET_PAGES_MIN), max(pages, _BUDGET_PAGES_MIN)) * m.page_bytes

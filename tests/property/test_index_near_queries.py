@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from stoker.index import recall_bounds
 from stoker.index.build import build_segment
 from stoker.index.held_out import recall_of
 from stoker.index.manifest import Calibration, Manifest, _wrong_with
-from stoker.index.recall_bounds import FACTS, RecallBounds
+from stoker.index.recall_bounds import FACTS
 from stoker.index.segment import Segment, SegmentHits
 from stoker.index.settings import IndexSettings
 
@@ -96,7 +97,7 @@ def test_near_queries_take_less_and_all_reach_the_target(
     for narrow_first in (True, False):
         with Segment.open(path, settings=settings) as segment:
             if not narrow_first:
-                monkeypatch.setattr(RecallBounds, "near_walk", lambda *_, **__: None)
+                monkeypatch.setattr(recall_bounds, "near_walk", lambda *_, **__: None)
             hits = segment.search(queries, 10, recall_target=TARGET)
             work.append(column(hits, "evaluated").mean())
             recall = recall_of(segment.ids_at(hits.rows), want)

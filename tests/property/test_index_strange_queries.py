@@ -112,7 +112,8 @@ def without_bands(manifest: Manifest) -> Manifest:
         if "strange" in name and isinstance(values, tuple) and len(values) > width
     }
     unsure = {name: () for name in vars(known) if name.endswith("strange_sure")}
-    blank = dataclasses.replace(known, **{**older, **unsure, "strange_below": ()})  # type: ignore[arg-type]
+    changed: dict[str, Any] = {**older, **unsure, "strange_below": (), "by_k": ()}
+    blank = dataclasses.replace(known, **changed)
     assert _wrong_with(blank, has_coarse=manifest.has_coarse) is None
     return dataclasses.replace(manifest, calibration=blank)
 
@@ -239,6 +240,7 @@ def test_what_no_writer_writes_of_bands_is_refused(
         for name, values in vars(known).items()
         if "strange" in name and isinstance(values, tuple) and len(values) >= len(known.ef)
     }
+    doubled["by_k"] = ()
     doubled["strange_below"] = (*known.strange_below, known.strange_below[-1] - 0.1)
     known = dataclasses.replace(known, **doubled)
     assert _wrong_with(known, has_coarse=manifest.has_coarse) is None

@@ -25,8 +25,13 @@ VALUES = (ABSENT, None, -1, 0, 1, 1 << 31, (1 << 32) - 1, 1 << 64, math.nan, 1e3
 
 
 def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Paths to everything in ``value``; of lists the first two entries stand for all."""
-    entries = value.items() if isinstance(value, dict) else enumerate(value[:2])
+    """Paths to everything in ``value``; of lists the first two entries stand for all.
+
+    Of long lists of objects, as calibration's of several k, the first does.
+    """
+    tables = isinstance(value, list) and value and isinstance(value[0], dict) and "ef" in value[0]
+    many = 1 if tables else 2
+    entries = value.items() if isinstance(value, dict) else enumerate(value[:many])
     for key, below in entries:
         yield (*at, key)
         if isinstance(below, dict | list):
