@@ -104,8 +104,8 @@ class Callers:
 class Turns:
     """The turns of one piece of work, in one thread.
 
-    Invariant: it has stepped aside for no longer than its patience and the time that it has worked,
-    but for the last wait.
+    Invariant: from any moment on it steps aside for no longer than its patience and the time that
+    it has worked since, but for the last wait.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class Turns:
     def let_by(self) -> None:
         """Let requests by, if a piece's time has passed: call it often, between small steps."""
         now_s = self._callers.clock()
-        left_s = self._left_s + now_s - self._since_s
+        left_s = min(self._patience_s, self._left_s + now_s - self._since_s)
         if now_s - self._since_s < _PIECE_S or left_s <= 0.0:
             return
         self._pause(_BREATH_S)

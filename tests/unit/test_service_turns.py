@@ -172,7 +172,8 @@ def test_a_request_that_fails_no_longer_waits() -> None:
     assert (callers.count, callers.gaps) == (0, 1)
 
 
-def test_work_steps_aside_for_no_longer_than_its_patience_and_its_work() -> None:
+@pytest.mark.parametrize("before_s", [0.0, 1_000.0])
+def test_work_steps_aside_for_no_longer_than_its_patience_and_its_work(before_s: float) -> None:
     clock = Clock()
     waits: list[float] = []
 
@@ -188,12 +189,14 @@ def test_work_steps_aside_for_no_longer_than_its_patience_and_its_work() -> None
         clock.now_s += seconds
 
     work = Turns(Sleeping(clock=clock), patience_s=1.0, pause=pause)
-    worked_s = 0.0
+    clock.now_s += before_s  # in one piece: it saves nothing up for later
+    work.let_by()
+    began_s, worked_s = clock.now_s, 0.0
     for _ in range(20_000):
         clock.now_s += 1.001 * turns._PIECE_S
         worked_s += 1.001 * turns._PIECE_S
         work.let_by()
-        aside_s = clock.now_s - 100.0 - worked_s
+        aside_s = clock.now_s - began_s - worked_s
         assert aside_s <= worked_s + 1.0 + turns._WAIT_S_MAX
     assert waits[:100] == pytest.approx([turns._WAIT_S_MAX] * 100), "at first as long as ever"
     assert len(waits) > 15_000, "it never stops to step aside"
