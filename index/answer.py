@@ -198,4 +198,5 @@ def _summary(
         bytes_read=np.add.reduce([part.bytes_read for part in summaries]),
         rounds=np.add.reduce([part.rounds for part in summaries]),
         deadline_hit=np.logical_or.reduce([part.deadline_hit for part in summaries]),
+        scanned=np.logical_or.reduce([part.scanned for part in summaries]),
     )

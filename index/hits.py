@@ -23,6 +23,8 @@ class Summary:
         bytes_read: int64: bytes read from the device.
         rounds: int64: rounds of device reads that waited for each other.
         deadline_hit: bool: whether the deadline cut the work short.
+        scanned: bool: whether a segment compared every row that could be in the answer, instead of
+            walking to the nearest.
     """
 
     completeness: NDArray[np.float32]
@@ -33,12 +35,14 @@ class Summary:
     bytes_read: NDArray[np.int64]
     rounds: NDArray[np.int64]
     deadline_hit: NDArray[np.bool_]
+    scanned: NDArray[np.bool_]
 
     @classmethod
     def nothing_to_do(cls, count: int) -> Summary:
         """Of ``count`` answers that are whole because there was nothing to search."""
         ones, zeros = np.ones(count, np.float32), np.zeros(count, np.int64)
-        return cls(ones, ones, ones, ones, zeros, zeros, zeros, np.zeros(count, np.bool_))
+        no = np.zeros(count, np.bool_)
+        return cls(ones, ones, ones, ones, zeros, zeros, zeros, no, no)
 
 
 class Summarized:
@@ -142,6 +146,11 @@ class Hits(Summarized):
     def deadline_hit(self) -> Any:
         """Whether the deadline cut the work short. A bool, or bool (nq,)."""
         return self._column("deadline_hit")
+
+    @property
+    def scanned(self) -> Any:
+        """Whether a segment compared every row instead of walking. A bool, or bool (nq,)."""
+        return self._column("scanned")
 
     def first(self) -> Hits:
         """The only query's answer, unwrapped to 1-d arrays and plain numbers."""

@@ -471,6 +471,7 @@ def summarize(
         bytes_read=column["bytes_read"].astype(np.int64),
         rounds=column["rounds"].astype(np.int64),
         deadline_hit=column["deadline_hit"] > 0,
+        scanned=column["scanned"] > 0,
     )
 
 

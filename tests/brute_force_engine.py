@@ -71,7 +71,9 @@ class BruteForceSegment:
             rows[i, : best.size] = candidates[best]
             scores[i, : best.size] = found[best]
         ones, zeros = np.ones(len(queries), np.float32), np.zeros(len(queries), np.int64)
-        summary = Summary(ones, ones, ones, ones, zeros + 1, zeros + 4096, zeros, zeros > 0)
+        summary = Summary(
+            ones, ones, ones, ones, zeros + 1, zeros + 4096, zeros, zeros > 0, zeros == 0
+        )
         return SegmentHits(rows, scores, summary)
 
     def direct(self) -> None:

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from stoker.index.build import build_segment
 from stoker.index.k_tables import for_k
 from stoker.index.manifest import Calibration, KTable, Manifest, _wrong_with
-from stoker.index.recall_bounds import FACTS
 from stoker.index.segment import Segment, SegmentHits
 from stoker.index.settings import IndexSettings
 
@@ -109,12 +108,6 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return Made(path, request.param, vectors, queries, ranks)
 
 
-def column(hits: SegmentHits, name: str) -> NDArray[np.float64]:
-    """One of the native search's facts; see `FACTS`."""
-    values: NDArray[np.float64] = hits._facts.columns()[:, FACTS.index(name)]
-    return values
-
-
 def opened(path: Path, bits: int) -> Segment:
     segment = Segment.open(path, settings=IndexSettings(navigation_bits=bits))
     for batch in segment.unit_batches():
@@ -155,8 +148,8 @@ def test_a_few_rows_are_scanned_where_no_walk_finds_enough(made: Made) -> None:
             noise = SIGMAS * (target * (1 - target) / ASKED / k**0.5) ** 0.5
             assert recall >= target - noise, f"{made.sort}, k {k}: {recall:.3f}"
             # Whoever gives a width has a walk.
-            assert not column(segment.search(made.queries, k, ef=100), "scanned").any()
-        scanned = column(segment.search(made.queries, 100), "scanned")
+            assert not segment.search(made.queries, k, ef=100).summary.scanned.any()
+        scanned = segment.search(made.queries, 100).summary.scanned
         if made.sort in ("far from the origin", "popular rows"):
             assert scanned.all()
         elif made.sort == "gaussian":
@@ -164,7 +157,7 @@ def test_a_few_rows_are_scanned_where_no_walk_finds_enough(made: Made) -> None:
     if made.sort == "far from the origin":
         # Codes that have no room would be read anew by each query.
         with Segment.open(made.path, memory_bytes=1) as small:
-            assert not column(small.search(made.queries[:5], 100), "scanned").any()
+            assert not small.search(made.queries[:5], 100).summary.scanned.any()
             # And nothing better was found by that than is said.
             assert small.search(made.queries[:5], 100).summary.recall_bound.max() < 0.9
 

@@ -101,7 +101,7 @@ class BruteIndex:
         scores = np.full(k, np.nan, np.float32)
         for i, (score, document_id) in enumerate(scored[:k]):
             ids[i], scores[i] = document_id, score
-        values = (self.completeness, 0.9, 0.95, 1.0, 2, 8192, 1, self.completeness < 1)
+        values = (self.completeness, 0.9, 0.95, 1.0, 2, 8192, 1, self.completeness < 1, False)
         return Hits(ids, scores, Summary(*(np.array([v]) for v in values)), single=True)
 
     def documents(self, ids: Sequence[int | str], tenant: str) -> list[Document | None]:
