@@ -32,7 +32,8 @@ def read_faiss(path: Path) -> ForeignIndex:
     of an HNSW index is taken as it is.
 
     Raises:
-        InputError: faiss is not installed, or the file keeps no original vectors; says which part.
+        InputError: faiss is not installed, the file cannot be opened, or it keeps no original
+            vectors; says which part.
         CorruptError: faiss cannot read the file, or its graph is impossible.
     """
     try:
@@ -41,14 +42,15 @@ def read_faiss(path: Path) -> ForeignIndex:
         raise InputError(
             f"{path}: reading a faiss index needs faiss: pip install 'stoker[cpu]'"
         ) from error
+    binary = False
     try:
+        with path.open("rb") as file:
+            binary = file.read(len(_BINARY_MAGIC)) == _BINARY_MAGIC
         with _no_array_beyond(faiss, path.stat().st_size):
             index = faiss.read_index(str(path))
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from error
     except (RuntimeError, MemoryError) as error:
-        with path.open("rb") as file:
-            binary = file.read(2) == _BINARY_MAGIC
         if binary:
             raise InputError(
                 f"{path}: a faiss index of binary codes; their vectors are not in the file"

@@ -15,6 +15,7 @@ import pytest
 from stoker.errors import CorruptError, InputError, StokerError
 from stoker.index.collection import Collection
 from stoker.index.foreign import ForeignIndex, detect_format, import_foreign, read_foreign
+from stoker.index.foreign_faiss import read_faiss
 
 faiss = pytest.importorskip("faiss")
 usearch_index = pytest.importorskip("usearch.index")
@@ -365,6 +366,12 @@ def test_a_faiss_index_of_bits_is_refused_and_not_called_damaged(
     faiss.write_index_binary(index, str(tmp_path / "bits.faiss"))
     with pytest.raises(InputError, match="binary codes"):
         read_foreign(tmp_path / "bits.faiss")
+
+
+def test_a_faiss_index_that_cannot_be_opened_is_refused(tmp_path: Path) -> None:
+    """faiss itself only says that it could not, as of a damaged one."""
+    with pytest.raises(InputError, match="cannot be read"):
+        read_faiss(tmp_path)
 
 
 def test_npy_with_more_behind_its_array_is_refused(tmp_path: Path, points: np.ndarray) -> None:
