@@ -138,7 +138,10 @@ def collection_around(
         DocumentStore.create(temporary / DOCUMENTS_NAME, dim=found.dim)
         offset = 0
         entry = found.segments[0]
-        store = DocumentStore.open(temporary / DOCUMENTS_NAME, dim=found.dim, writable=True)
+        # Only a store that was written keeps a log, whose files readers then leave beside it.
+        store = DocumentStore.open(
+            temporary / DOCUMENTS_NAME, dim=found.dim, writable=documents is not None
+        )
         try:
             if documents is not None:
                 documents(store)
