@@ -199,13 +199,10 @@ def calibrate(folder: Path, manifest: Manifest, probe: Probe) -> Manifest:
     if manifest.has_coarse:
         with _opened(folder, manifest, bits=2) as segment:
             _load(segment, "upper", "links", "coarse", "codes", "refine")
-            for sort, by_k, scan in zip(sorts, found, scans, strict=True):
+            for sort, by_k in zip(sorts, found, strict=True):
                 coarse = _walks(segment, sort, entry_cost)
                 for at_k, lists in coarse.items():
                     by_k[at_k] |= {f"coarse_{name}": values for name, values in lists.items()}
-                if scanned:
-                    for at_k, values in _scan(segment, sort).items():
-                        scan[at_k] += values
     of_k: dict[str, Any] = dict(found[0].pop(k))
     return dataclasses.replace(
         manifest,

@@ -158,9 +158,9 @@ class Calibration:
             pages by chance. None where nobody measured it.
         half_low: The recall that the stated share of those queries reached.
         by_k: What was found of other k, rising; empty where nobody measured them.
-        scan: Of scans of all codes, whose best are settled by vectors: the mean and the recall that
-            the stated share reached, each of the kind or band that fares worst; then the same of
-            coarse codes. Empty where nobody measured them.
+        scan: Of scans of all codes but coarse ones, whose best are settled by vectors: the mean and
+            the recall that the stated share reached, each of the kind or band that fares worst.
+            Empty where nobody measured them.
     """
 
     queries: int
@@ -212,10 +212,6 @@ class Calibration:
     half_low: float | None = None
     by_k: tuple[KTable, ...] = ()
     scan: tuple[float, ...] = ()
-
-    def scan_by(self, bits: int) -> tuple[float, ...]:
-        """Mean and lower bound of scans of codes of ``bits``; empty where nobody measured them."""
-        return self.scan[2:4] if bits == 2 else self.scan[:2]
 
     @property
     def knows_strangers(self) -> bool:
@@ -584,18 +580,17 @@ def _wrong_with(calibration: Calibration, *, has_coarse: bool) -> str | None:
             return f"{name} is not a list of {expected}"
         if not all(map(_is_share, values)):
             return f"{name} {values!r}"
-    wrong = _wrong_with_scan(calibration.scan, has_coarse=has_coarse)
-    return wrong or _wrong_with_tables(calibration, has_coarse=has_coarse)
+    wrong = _wrong_with_scan(calibration.scan)
+    return wrong or _wrong_with_tables(calibration)
 
 
-def _wrong_with_scan(scan: Any, *, has_coarse: bool) -> str | None:
-    expected = (0, 4 if has_coarse else 2)
-    if not isinstance(scan, tuple) or len(scan) not in expected or not all(map(_is_share, scan)):
+def _wrong_with_scan(scan: Any) -> str | None:
+    if not isinstance(scan, tuple) or len(scan) not in (0, 2) or not all(map(_is_share, scan)):
         return f"scan {scan!r}"
     return None
 
 
-def _wrong_with_tables(calibration: Calibration, *, has_coarse: bool) -> str | None:
+def _wrong_with_tables(calibration: Calibration) -> str | None:
     """Say what no calibration finds of other k, if there is any."""
     tables = calibration.by_k
     if not isinstance(tables, tuple) or len(tables) > _TABLES_MAX:
@@ -614,7 +609,7 @@ def _wrong_with_tables(calibration: Calibration, *, has_coarse: bool) -> str | N
             return f"{where}: ef {table.ef!r} does not rise"
         if table.ef[-1] > EF_MAX:
             return f"{where}: ef {table.ef[-1]}: expected {EF_MAX} at most"
-        if wrong := _wrong_with_scan(table.scan, has_coarse=has_coarse):
+        if wrong := _wrong_with_scan(table.scan):
             return f"{where}: {wrong}"
         if set(table.recall) - set(PER_WIDTH):
             return f"{where}: recall of {sorted(table.recall)}"

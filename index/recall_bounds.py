@@ -370,7 +370,7 @@ class RecallBounds:
             width = max(64, 2 * k)
             return ChosenWalk(width, 1, walk_recall(None, bits, width, k), None, self.spread)
         missing, measured, widely = _cheapest(calibration, bits, wanted=wanted, sure=sure)
-        scan = calibration.scan_by(bits)
+        scan = calibration.scan
         if missing > 0 and scans and scan and scan[0] > wanted - missing:
             bands = len(calibration.strange_by_width(bits))
             recall = WalkRecall(scan[0], scan[1], scan[:1] * bands, scan[1:] * bands)

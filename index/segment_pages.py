@@ -173,8 +173,11 @@ class SegmentPages:
         wanted = pages if memory_bytes == 0 else max(memory_bytes - beside, 0) // m.page_bytes
         walked = sum(self._files[part].info.page_count for part in ("links", self._walked))
         self.holds_all = wanted >= pages
-        # A scan of codes looks at all of those, and at no links; there is room for what settles.
-        self.holds_scan = self.holds_all or walked <= _NAVIGATION_SHARE_MAX * wanted
+        # A scan looks at all codes, and at no links; there is room for what settles. What one of
+        # coarse codes finds is not measured.
+        self.holds_scan = self.navigation_bits != 2 and (
+            self.holds_all or walked <= _NAVIGATION_SHARE_MAX * wanted
+        )
         # What is read to re-rank comes and goes; a walk that has lost a page waits for it.
         self._keeps_navigation = walked <= _NAVIGATION_SHARE_MAX * wanted and wanted < pages
         budget = min(max(wanted, _BUDGET_PAGES_MIN), max(pages, _BUDGET_PAGES_MIN)) * m.page_bytes
