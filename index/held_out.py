@@ -164,7 +164,9 @@ class Probe:
         deep = self.deep
         few = batch.shape[1] <= FEW_DIMS
         # Each query meets each vector once: those of `deep` there, and the others here.
-        asked = [(self, deep.known if deep else 0, self.known if deep else len(self.queries))]
+        asked: list[tuple[Probe, int, int]] = [
+            (self, deep.known if deep else 0, self.known if deep else len(self.queries))
+        ]
         if deep is not None:
             asked.append((deep, 0, len(deep.queries)))
 

@@ -442,7 +442,7 @@ def summarize(
         walk: How they were looked for.
         calibration: Of the segment; None where nothing was measured.
     """
-    column = dict(zip(FACTS, facts.T, strict=True))
+    column: dict[str, NDArray[np.float64]] = dict(zip(FACTS, facts.T, strict=True))
     found = column["found"]
     done = column["expanded"] + column["evaluated"]
     skipped = column["skipped"] + column["damaged"]
