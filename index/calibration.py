@@ -30,8 +30,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.index.calibrated import Calibration, KTable
 from stoker.index.held_out import KINDS, NEAR_MIN, STRANGERS, K, Probe
-from stoker.index.manifest import FILES, Calibration, KTable, Manifest
+from stoker.index.manifest import FILES, Manifest
 from stoker.index.recall_bounds import SCAN_ROWS_MAX, scan_width
 from stoker.index.segment import Segment
 from stoker.index.settings import IndexSettings

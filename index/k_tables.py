@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.index.manifest import PER_WIDTH, Calibration, KTable
+from stoker.index.calibrated import PER_WIDTH, Calibration, KTable
 
 # How much greater a share must be lost of a hundred than of ten for recall to fall with k.
 _FALLS: Final = 0.02

@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 import stoker.kernels._core as _core
+from stoker.index.calibrated import Calibration
 from stoker.index.hits import Summary
 from stoker.index.k_tables import for_k
-from stoker.index.manifest import Calibration, Manifest
+from stoker.index.manifest import Manifest
 
 # Columns of the native search's facts.
 FACTS: Final = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from stoker.errors import InputError
-from stoker.index.manifest import EF_MAX
+from stoker.index.calibrated import EF_MAX
 from stoker.index.recall_bounds import ChosenWalk
 from stoker.index.settings import IndexSettings
 

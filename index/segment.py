@@ -20,10 +20,11 @@ from numpy.typing import NDArray
 
 import stoker.kernels._core as _core
 from stoker.errors import InputError, UnavailableError
+from stoker.index.calibrated import Calibration
 from stoker.index.direct import DirectSearch, KnownSearch
 from stoker.index.hits import Summarized, Summary
 from stoker.index.ids import IdLayout, IdTable
-from stoker.index.manifest import FILES, Calibration, Manifest
+from stoker.index.manifest import FILES, Manifest
 from stoker.index.paged_file import PagedFile, SegmentFileCorrupt
 from stoker.index.recall_bounds import RecallBounds
 from stoker.index.residency import Residency

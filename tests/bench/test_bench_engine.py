@@ -27,7 +27,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.mark.data
-@pytest.mark.timeout(300)  # it seals nine indexes
+@pytest.mark.timeout(300)  # it seals one index after the other
 def test_every_part(bench: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if not sys.modules["engine_data"].DATA.exists():
         pytest.skip("the shared data folder is not here")

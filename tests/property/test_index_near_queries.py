@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from stoker.index import recall_bounds
 from stoker.index.build import build_segment
+from stoker.index.calibrated import Calibration, wrong_with
 from stoker.index.held_out import recall_of
-from stoker.index.manifest import Calibration, Manifest, _wrong_with
+from stoker.index.manifest import Manifest
 from stoker.index.recall_bounds import FACTS
 from stoker.index.segment import Segment, SegmentHits
 from stoker.index.settings import IndexSettings
@@ -141,7 +142,7 @@ def test_what_no_writer_writes_of_near_queries_is_refused(
     known = manifest.calibration
     assert known is not None
     assert known.near_mean[0] > known.recall_mean[0]
-    assert _wrong_with(known, has_coarse=manifest.has_coarse) is None
+    assert wrong_with(known, has_coarse=manifest.has_coarse) is None
     for wrong in (
         {"near_mean": known.near_mean[1:]},
         {"near_low": ()},
@@ -151,4 +152,4 @@ def test_what_no_writer_writes_of_near_queries_is_refused(
     ):
         fields: dict[str, Any] = {**vars(known), **wrong}
         damaged = Calibration(**fields)
-        assert _wrong_with(damaged, has_coarse=manifest.has_coarse) is not None
+        assert wrong_with(damaged, has_coarse=manifest.has_coarse) is not None

@@ -16,8 +16,9 @@ import pytest
 from numpy.typing import NDArray
 
 from stoker.index.build import build_segment
+from stoker.index.calibrated import Calibration, KTable, wrong_with
 from stoker.index.k_tables import for_k
-from stoker.index.manifest import Calibration, KTable, Manifest, _wrong_with
+from stoker.index.manifest import Manifest
 from stoker.index.segment import Segment, SegmentHits
 from stoker.index.settings import IndexSettings
 
@@ -222,7 +223,7 @@ def test_what_no_writer_writes_of_other_k_is_refused() -> None:
     fields: dict[str, Any] = vars(known)
     one, hundred = known.by_k
     bad = dataclasses.replace
-    assert _wrong_with(bad(known, scan=()), has_coarse=False) is None
+    assert wrong_with(bad(known, scan=()), has_coarse=False) is None
     for wrong in (
         {"by_k": (hundred, one)},
         {"by_k": (bad(one, k=10), hundred)},
@@ -237,4 +238,4 @@ def test_what_no_writer_writes_of_other_k_is_refused() -> None:
         {"scan": (0.9, "x")},
     ):
         changed: dict[str, Any] = {**fields, **wrong}
-        assert _wrong_with(Calibration(**changed), has_coarse=False) is not None, wrong
+        assert wrong_with(Calibration(**changed), has_coarse=False) is not None, wrong

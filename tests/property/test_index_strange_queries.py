@@ -17,9 +17,10 @@ import pytest
 from numpy.typing import NDArray
 
 from stoker.index.build import build_segment
+from stoker.index.calibrated import BANDS_MAX, Calibration, wrong_with
 from stoker.index.exact import unit_rows
 from stoker.index.held_out import recall_of
-from stoker.index.manifest import BANDS_MAX, Calibration, Manifest, _wrong_with
+from stoker.index.manifest import Manifest
 from stoker.index.recall_bounds import FACTS
 from stoker.index.segment import Segment, SegmentHits
 from stoker.index.settings import IndexSettings
@@ -114,7 +115,7 @@ def without_bands(manifest: Manifest) -> Manifest:
     unsure = {name: () for name in vars(known) if name.endswith("strange_sure")}
     changed: dict[str, Any] = {**older, **unsure, "strange_below": (), "by_k": ()}
     blank = dataclasses.replace(known, **changed)
-    assert _wrong_with(blank, has_coarse=manifest.has_coarse) is None
+    assert wrong_with(blank, has_coarse=manifest.has_coarse) is None
     return dataclasses.replace(manifest, calibration=blank)
 
 
@@ -243,7 +244,7 @@ def test_what_no_writer_writes_of_bands_is_refused(
     doubled["by_k"] = ()
     doubled["strange_below"] = (*known.strange_below, known.strange_below[-1] - 0.1)
     known = dataclasses.replace(known, **doubled)
-    assert _wrong_with(known, has_coarse=manifest.has_coarse) is None
+    assert wrong_with(known, has_coarse=manifest.has_coarse) is None
     for wrong in (
         {"strange_below": known.strange_below[::-1]},
         {"strange_below": known.strange_below[:1]},
@@ -256,4 +257,4 @@ def test_what_no_writer_writes_of_bands_is_refused(
         {"half_low": "0.5"},
     ):
         fields: dict[str, Any] = {**vars(known), **wrong}
-        assert _wrong_with(Calibration(**fields), has_coarse=manifest.has_coarse) is not None
+        assert wrong_with(Calibration(**fields), has_coarse=manifest.has_coarse) is not None

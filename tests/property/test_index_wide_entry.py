@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from stoker.errors import InputError
 from stoker.index.build import build_segment
+from stoker.index.calibrated import Calibration, wrong_with
 from stoker.index.held_out import recall_of
-from stoker.index.manifest import Calibration, Manifest, _wrong_with
+from stoker.index.manifest import Manifest
 from stoker.index.recall_bounds import narrowest
 from stoker.index.segment import Segment
 from stoker.index.settings import IndexSettings
@@ -190,7 +191,7 @@ def test_what_no_writer_writes_of_wide_entries_is_refused(
     known = manifest.calibration
     assert known is not None
     assert known.entry_cost > 1
-    assert _wrong_with(known, has_coarse=manifest.has_coarse) is None
+    assert wrong_with(known, has_coarse=manifest.has_coarse) is None
     for wrong in (
         {"entry_mean": known.entry_mean[1:]},
         {"entry_low": ()},
@@ -202,4 +203,4 @@ def test_what_no_writer_writes_of_wide_entries_is_refused(
     ):
         fields: dict[str, Any] = {**vars(known), **wrong}
         damaged = Calibration(**fields)
-        assert _wrong_with(damaged, has_coarse=manifest.has_coarse) is not None
+        assert wrong_with(damaged, has_coarse=manifest.has_coarse) is not None

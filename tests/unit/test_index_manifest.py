@@ -15,7 +15,8 @@ import pytest
 import stoker.kernels._core as _core
 from stoker.errors import CorruptError
 from stoker.index.build import build_segment
-from stoker.index.manifest import EF_MAX, NAME
+from stoker.index.calibrated import EF_MAX
+from stoker.index.manifest import NAME
 from stoker.index.segment import Segment
 from stoker.index.settings import IndexSettings
 from stoker.index.stored_graph import read_graph

@@ -7,8 +7,8 @@ import dataclasses
 import numpy as np
 import pytest
 
+from stoker.index.calibrated import Calibration, wrong_with
 from stoker.index.calibration import _sure_mean
-from stoker.index.manifest import Calibration, _wrong_with
 from stoker.index.recall_bounds import narrowest
 
 BLANK = Calibration(
@@ -69,9 +69,9 @@ def test_what_no_writer_writes_is_refused() -> None:
     whole = dataclasses.replace(
         BLANK, entry_mean=(), entry_low=(), entry_sure=(), recall_sure=(0.89, 0.93, 0.949, 0.975)
     )
-    assert _wrong_with(whole, has_coarse=False) is None
-    assert _wrong_with(dataclasses.replace(whole, recall_sure=()), has_coarse=False) is None
+    assert wrong_with(whole, has_coarse=False) is None
+    assert wrong_with(dataclasses.replace(whole, recall_sure=()), has_coarse=False) is None
     for wrong in ((0.5,), (0.9, 0.9, 0.9, 1.5), (0.9, 0.9, 0.9, float("nan"))):
         broken = dataclasses.replace(whole, recall_sure=wrong)
-        assert _wrong_with(broken, has_coarse=False) is not None
-    assert _wrong_with(dataclasses.replace(whole, entry_sure=(0.9,)), has_coarse=False) is not None
+        assert wrong_with(broken, has_coarse=False) is not None
+    assert wrong_with(dataclasses.replace(whole, entry_sure=(0.9,)), has_coarse=False) is not None
