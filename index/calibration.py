@@ -46,7 +46,8 @@ _WIDE_FROM: Final = 192
 _STRANGERS_STAGES: Final = 128
 # How many of them, the first, targets are kept for. All count for what is promised.
 _TARGET_KINDS: Final = 3
-# Mean recall from which on wider walks are not measured.
+# Mean recall from which on wider walks are not measured; or where one neighbor of all was missed:
+# with few queries that is less, and says no more.
 _WHOLE: Final = 0.9995
 _WIDTHS: Final = (10, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 256, 384, 512, 768)
 # Of the neighbors, how many are looked at apart beside all ten: they come with the same walks.
@@ -132,6 +133,11 @@ def _worst_kind(recall: NDArray[np.float64], alike: NDArray[np.float64], k: int 
     return _Worst(min(means), min(lows), min(_sure_mean(part, k) for part in parts[:_TARGET_KINDS]))
 
 
+def _is_whole(mean: float, count: int, sort: _Sort) -> bool:
+    """Whether so many queries, with this mean recall, have nothing left to find."""
+    return mean >= min(sort.whole, 1.0 - 1.5 / (max(count, 1) * sort.ks[-1]))
+
+
 def _target_mean(recall: NDArray[np.float64]) -> float:
     """Mean recall of those known queries that targets are kept for: the last kind is left out."""
     return float(recall[np.arange(len(recall)) % len(KINDS) < _TARGET_KINDS].mean())
@@ -174,16 +180,9 @@ def calibrate(folder: Path, manifest: Manifest, probe: Probe) -> Manifest:
         alike = nearness[probe.known :] >= nearness_low
         edges, bands = probe.strange_bands(nearness, nearness_low)
         asked = _Asked(probe, few, alike, bands, near)
-        largest = min(_WIDTHS[-1], manifest.count)
-        _load(segment, "upper")
-        upper = by_stage.recall_of(_from_memory(segment, by_stage, k, k))
-        _load(segment, "links", "vectors" if manifest.walks_vectors else "codes")
-        by_code = by_stage.recall_of(_from_memory(segment, by_stage, largest, k))
-        _load(segment, "refine")
-        settled = _from_memory(segment, by_stage, largest, _SETTLED * k)
-        refined = by_stage.recall_of(settled[:, :k])
-        half = _half_recall(segment, by_stage, largest, settled)
-        entry_cost = _entry_cost(segment, few, min(_COST_WIDTH, largest))
+        walked = "vectors" if manifest.walks_vectors else "codes"
+        _load(segment, "upper", "links", walked, "refine")
+        entry_cost = _entry_cost(segment, few, min(_COST_WIDTH, widths[-1]))
         sorts = [_Sort((*_FEW_K, k), asked, widths, _WHOLE)]
         if deep is not None:
             deep_k = deep.rows.shape[1]
@@ -197,6 +196,18 @@ def calibrate(folder: Path, manifest: Manifest, probe: Probe) -> Manifest:
         found = [_walks(segment, sort, entry_cost) for sort in sorts]
         scanned = manifest.count <= SCAN_ROWS_MAX and _lacking(found)
         scans = [_scan(segment, sort) if scanned else {} for sort in sorts]
+    # Once a walk finds all, a wider one gives the same answers from memory.
+    whole = zip(widths, found[0][k]["recall_mean"], strict=True)
+    largest = next((w for w, mean in whole if w >= _SETTLED * k and mean >= _WHOLE), widths[-1])
+    with _opened(folder, manifest, bits=4) as segment:
+        _load(segment, "upper")
+        upper = by_stage.recall_of(_from_memory(segment, by_stage, k, k))
+        _load(segment, "links", walked)
+        by_code = by_stage.recall_of(_from_memory(segment, by_stage, largest, k))
+        _load(segment, "refine")
+        settled = _from_memory(segment, by_stage, largest, _SETTLED * k)
+        refined = by_stage.recall_of(settled[:, :k])
+        half = _half_recall(segment, by_stage, largest, settled)
     if manifest.has_coarse:
         with _opened(folder, manifest, bits=2) as segment:
             _load(segment, "upper", "links", "coarse", "codes", "refine")
@@ -446,21 +457,25 @@ def _by_width(
     for width in widths:
         last = measured[-1]
         ask_known = not last.known or not (
-            last.known[-1][0] >= sort.whole or width * cost >= enough
+            _is_whole(last.known[-1][0], asked.probe.known // len(KINDS), sort)
+            or width * cost >= enough
         )
-        ask_strange = not last.strange or not (
-            min(last.strange[-1][::3]) >= sort.whole or width * cost >= strange_enough
-        )
+        # All of them at first; then those of bands that lack some, and whoever counts as known.
+        strange = asked.alike & ask_known | (not last.strange)
+        means = last.strange[-1][::3] if last.strange else ()
+        for band, mean in zip(asked.bands, means, strict=False):
+            if not (_is_whole(mean, int(band.sum()), sort) or width * cost >= strange_enough):
+                strange |= band
         probe = asked.few if width >= _WIDE_FROM else asked.probe
-        part = probe.fewer(probe.known if ask_known else 0, STRANGERS if ask_strange else 0)
+        part = probe.fewer(probe.known if ask_known else 0, strange)
         rows = np.empty((0, sort.ks[-1]), np.int64)
-        if ask_known or ask_strange:
+        if len(part.queries):
             rows = _found(segment, part, width, widely=entered is not None)
         for of_k in measured:
             of_k.add(
                 part.recall_of(rows, of_k.k),
                 part.known if ask_known else None,
-                strange=ask_strange,
+                strange=strange,
                 near=entered is None and bool(asked.near.any()),
                 of_all=probe is asked.probe,
             )
@@ -475,7 +490,7 @@ class _Measured:
         self.known: list[tuple[float, ...]] = []
         self.strange: list[tuple[float, ...]] = []
         self._near: list[tuple[float, ...]] = []
-        self._of_strangers = np.empty(0)
+        self._of_strangers = np.zeros(len(asked.alike))
         self._asked = asked
 
     def add(
@@ -483,7 +498,7 @@ class _Measured:
         recall: NDArray[np.float64],
         known: int | None,
         *,
-        strange: bool,
+        strange: NDArray[np.bool_],
         near: bool,
         of_all: bool,
     ) -> None:
@@ -492,13 +507,12 @@ class _Measured:
         Args:
             recall: Of those that were asked: known ones, then those at random.
             known: How many known ones; None to take those of the width before.
-            strange: Whether those at random were asked, or count as before.
+            strange: Which of those at random were asked; the others count as before.
             near: Whether to look at near ones.
             of_all: Whether all known queries were asked.
         """
         asked = self._asked
-        if strange:
-            self._of_strangers = recall[known or 0 :]
+        self._of_strangers[strange] = recall[known or 0 :]
         of_strangers = self._of_strangers
         if known is not None:
             self.known.append(_worst_kind(recall[:known], of_strangers[asked.alike], self.k))

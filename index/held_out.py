@@ -211,12 +211,18 @@ class Probe:
         self.scores[here] = np.take_along_axis(scores, best, 1)
         self.rows[here] = np.take_along_axis(rows, best, 1)
 
-    def fewer(self, known: int, strangers: int) -> Probe:
-        """Return the first ``known`` queries and ``strangers``, once all vectors were met."""
+    def fewer(self, known: int, strangers: int | NDArray[np.bool_]) -> Probe:
+        """Return the first ``known`` queries and ``strangers``, once all vectors were met.
+
+        Args:
+            known: How many of the known queries.
+            strangers: How many of those at random, the first; or which.
+        """
 
         def of(values: NDArray[Any]) -> NDArray[Any]:
-            at_random = values[self.known : self.known + strangers]
-            return np.concatenate([values[: min(known, self.known)], at_random])
+            at_random = values[self.known :]
+            chosen = slice(strangers) if isinstance(strangers, int) else strangers
+            return np.concatenate([values[: min(known, self.known)], at_random[chosen]])
 
         part = dataclasses.replace(
             self,

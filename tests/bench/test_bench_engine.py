@@ -31,9 +31,9 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_every_part(bench: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if not sys.modules["engine_data"].DATA.exists():
         pytest.skip("the shared data folder is not here")
-    asked = "--count 3000 --queries 400 --repeats 1 --peers stoker,hnswlib --volumes own"
+    asked = "--count 1500 --queries 300 --repeats 1 --peers stoker,hnswlib --volumes own"
     budget = "--shares 0.5 --targets 0.9 --learnt 500 --settle 50 --seconds 1"
-    growth = "--growth 1000,2000,3000 --growth-peers stoker"
+    growth = "--growth 500,1000,2000 --growth-peers stoker"
     out = tmp_path / "out"
     assert bench.main([*f"{asked} {budget} {growth} --out".split(), str(out)]) == 0
     with capsys.disabled():
