@@ -281,19 +281,23 @@ class ManyKeys(SlowToPredict):
         return self.unit_batches(heat)
 
 
-@pytest.mark.parametrize("deadline_s", [20.0, None])
-def test_a_plan_of_many_keys_stands_in_time_beside_callers_that_leave_no_gap(
-    deadline_s: float | None,
-) -> None:
-    callers = Stepping()
-    source = ManyKeys(callers)
-    runner = WarmupRunner(
+def runner_of_many_keys(source: ManyKeys, callers: Stepping) -> WarmupRunner:
+    return WarmupRunner(
         lambda: [source],
         lambda: {("a", "x"): 1.0},
         settings=PrefetchSettings(),
         receipt_path=None,
         callers=callers,
     )
+
+
+@pytest.mark.parametrize("deadline_s", [20.0, None])
+def test_a_plan_of_many_keys_stands_in_time_beside_callers_that_leave_no_gap(
+    deadline_s: float | None,
+) -> None:
+    callers = Stepping()
+    source = ManyKeys(callers)
+    runner = runner_of_many_keys(source, callers)
     runner._loaded.set()  # as after an earlier one
     runner.start(budget_bytes=None, deadline_s=deadline_s, everything=True)
     runner.wait(60.0)
@@ -306,13 +310,7 @@ def test_a_plan_of_many_keys_stands_in_time_beside_callers_that_leave_no_gap(
 def test_a_warm_up_steps_aside_for_nobody_once_its_server_stops() -> None:
     callers = Stepping()
     source = ManyKeys(callers)
-    runner = WarmupRunner(
-        lambda: [source],
-        lambda: {("a", "x"): 1.0},
-        settings=PrefetchSettings(),
-        receipt_path=None,
-        callers=callers,
-    )
+    runner = runner_of_many_keys(source, callers)
     runner.start(budget_bytes=None, deadline_s=None, everything=True)
     assert runner.stop(60.0)
     callers.now_s += 1.0
