@@ -34,7 +34,20 @@ class Metrics:
         self.registry = registry
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
+        self._add_requests()
+        self._add_index()
+        self._add_reuse()
+        self._add_gate()
+        self._add_prediction()
+        self._add_events()
+        self._add_heat()
+        self._add_warm_ups()
+        self._add_placement()
+        self._add_entropy()
+        self._add_tiers()
 
+    def _add_requests(self) -> None:
+        registry = self.registry
         self.requests = Counter(
             "stoker_service_requests_total",
             "HTTP requests answered, by path template, method and status",
@@ -72,6 +85,15 @@ class Metrics:
         self.ready = Gauge(
             "stoker_service_ready_state", "1 when /readyz is open, else 0", registry=registry
         )
+        self.embed_seconds = Histogram(
+            "stoker_service_embed_seconds",
+            "Time to embed a query's text",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+
+    def _add_index(self) -> None:
+        registry = self.registry
         self.search_seconds = Histogram(
             "stoker_index_search_seconds",
             "Time of the index search alone, without waiting and embedding",
@@ -87,12 +109,6 @@ class Metrics:
         self.read_bytes = Counter(
             "stoker_index_read_bytes_total",
             "Bytes that searches read from storage on demand",
-            registry=registry,
-        )
-        self.embed_seconds = Histogram(
-            "stoker_service_embed_seconds",
-            "Time to embed a query's text",
-            buckets=_SECONDS,
             registry=registry,
         )
         self.resident_bytes = Gauge(
@@ -130,6 +146,9 @@ class Metrics:
             ("operation",),
             registry=registry,
         )
+
+    def _add_reuse(self) -> None:
+        registry = self.registry
         self.reuse = Counter(
             "stoker_kvcache_lookup_decisions_total",
             "Semantic lookup reuse decisions: reused, searched, off",
@@ -147,8 +166,9 @@ class Metrics:
             "Groups of searches that ask for the same, in the last window, all tenants",
             registry=registry,
         )
-        self._add_gate()
-        self._add_prediction()
+
+    def _add_events(self) -> None:
+        registry = self.registry
         self.events_accepted = Counter(
             "stoker_service_accepted_events_total",
             "Events of clients made durable in the log",
@@ -164,6 +184,9 @@ class Metrics:
             "Events of answered searches dropped because the queue was full or the log was away",
             registry=registry,
         )
+
+    def _add_heat(self) -> None:
+        registry = self.registry
         self.event_lag = Gauge(
             "stoker_prefetch_lag_events",
             "Events in the log that the heat does not hold yet",
@@ -205,6 +228,9 @@ class Metrics:
         self.heat_keys = Gauge(
             "stoker_prefetch_heat_keys", "Content keys that have heat", registry=registry
         )
+
+    def _add_warm_ups(self) -> None:
+        registry = self.registry
         self.warm_seconds = Gauge(
             "stoker_prefetch_warm_seconds", "Duration of the last warm-up", registry=registry
         )
@@ -225,7 +251,6 @@ class Metrics:
             registry=registry,
         )
         self.measured_hit_ratio.set(-1)
-        self._add_placement()
 
     def _add_prediction(self) -> None:
         registry = self.registry
@@ -330,6 +355,9 @@ class Metrics:
             "Bytes loaded ahead by the acting policy",
             registry=registry,
         )
+
+    def _add_entropy(self) -> None:
+        registry = self.registry
         self.entropy_streams = Gauge(
             "stoker_prefetch_entropy_streams",
             "Tenants, and routes of them, by what their access entropy asks for: pin, evict, shard",
@@ -347,6 +375,9 @@ class Metrics:
             "Times that a stream's entropy fell by more than 0.3 bit within a window",
             registry=registry,
         )
+
+    def _add_tiers(self) -> None:
+        registry = self.registry
         self.cross_tier = Gauge(
             "stoker_prefetch_cross_tier_state",
             "1 while the GPU misses over 12 % and NVMe is idle over 65 %, else 0",
