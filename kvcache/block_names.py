@@ -12,6 +12,8 @@ from typing import NewType
 
 import numpy as np
 
+from stoker.errors import InputError
+
 BlockHash = NewType("BlockHash", bytes)
 
 
@@ -25,9 +27,16 @@ def root_hash(*, model_id: str, tenant: str, adapter: str = "", block_tokens: in
 
 
 def block_hash(parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:
-    """Chain a block's hash to its parent's."""
+    """Chain a block's hash to its parent's.
+
+    Raises:
+        InputError: a token id that no 32-bit integer holds: no tokenizer has one.
+    """
     digest = hashlib.blake2b(parent, digest_size=16, person=b"stoker-kv-block")
-    digest.update(np.asarray(token_ids, "<i4").tobytes())
+    try:
+        digest.update(np.asarray(token_ids, "<i4").tobytes())
+    except OverflowError as error:
+        raise InputError(f"token_ids: expected 32-bit integers: {error}") from error
     return BlockHash(digest.digest())
 
 

@@ -137,15 +137,18 @@ class EngineBlocks:
         """
         if not token_ids or len(token_ids) % self.block_tokens:
             raise InputError(f"expected full blocks of {self.block_tokens}, found {len(token_ids)}")
-        parts: list[Kv | None] = []
-        wanted = np.asarray(token_ids, np.int32)
+        parts: list[Kv] = []
         names = self._names(root, token_ids)
+        wanted = np.asarray(token_ids, np.int32)
         for index, name in enumerate(names):
             start = index * self.block_tokens
             part = self._read(self._path(name), wanted[start : start + self.block_tokens])
             if part is None:
                 return None
             parts.append(part)
+        shapes = {(*part.keys.shape[:2], part.keys.shape[3]) for part in parts}
+        if len(shapes) > 1:  # blocks of two models cannot be of one prompt
+            return None
         self._used(names)
         whole = joined(parts)
         assert whole is not None
@@ -162,6 +165,9 @@ class EngineBlocks:
             log.warning("kvcache.block_lost", file=path.name, reason=str(error))
             with contextlib.suppress(OSError):
                 path.unlink()
+            return None
+        except OSError as error:
+            log.warning("kvcache.block_lost", file=path.name, reason=str(error))
             return None
         return kv
 

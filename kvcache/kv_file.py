@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import struct
 import uuid
@@ -26,6 +27,15 @@ from stoker.kvcache.settings import STORAGES
 FORMAT = "stoker-kv-1"
 _GROUP = 32  # values that share one scale in int4
 _HEADER_BYTES_MAX = 1 << 20
+_HALF_MAX = 65504.0  # of float16
+# Bytes of a number, as safetensors names them.
+_NUMBER_BYTES = {"F32": 4, "F16": 2, "I32": 4, "I8": 1, "U8": 1, "F64": 8, "I64": 8}
+
+
+# What a header of other content than ours makes its reader raise.
+_DAMAGE = (
+    ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError,
+)  # fmt: skip
 
 
 class KvCorrupt(CorruptError):
@@ -64,13 +74,14 @@ def _quantized(
     if storage == "float32":
         return {"": array}, array
     if storage == "float16":
-        half = array.astype(np.float16)
+        # What is too large for it is kept as its largest, not as infinity: the error says so.
+        half = np.clip(array, -_HALF_MAX, _HALF_MAX).astype(np.float16)
         return {"": half}, half.astype(np.float32)
     levels = 127 if storage == "int8" else 7
     group = array.shape[-1] if storage == "int8" else min(_GROUP, array.shape[-1])
     if array.shape[-1] % group or (storage == "int4" and array.shape[-1] % 2):
         raise InputError(f"head_dim: expected a multiple of {group}, found {array.shape[-1]}")
-    grouped = array.reshape(*array.shape[:-1], -1, group)
+    grouped = array.reshape(*array.shape[:-1], array.shape[-1] // group, group)
     scale = np.abs(grouped).max(axis=-1, keepdims=True) / levels
     scale = np.where(scale == 0, 1.0, scale).astype(np.float32)
     whole = np.clip(np.rint(grouped / scale), -levels, levels).astype(np.int8)
@@ -89,9 +100,10 @@ def _restored(parts: dict[str, NDArray[Any]], name: str, storage: str) -> NDArra
         return plain
     if storage == "int4":
         low, high = (stored & 15).astype(np.int8) - 8, (stored >> 4).astype(np.int8) - 8
-        stored = np.stack([low, high], axis=-1).reshape(*stored.shape[:-1], -1)
+        stored = np.stack([low, high], axis=-1).reshape(*stored.shape[:-1], 2 * stored.shape[-1])
     scale = parts[f"{name}.scale"][..., None]
-    grouped = stored.reshape(*stored.shape[:-1], scale.shape[-2], -1)
+    groups = scale.shape[-2]
+    grouped = stored.reshape(*stored.shape[:-1], groups, stored.shape[-1] // groups)
     whole: NDArray[np.float32] = (grouped * scale).astype(np.float32).reshape(stored.shape)
     return whole
 
@@ -123,7 +135,8 @@ def write_kv(
     Returns when it is durable. A crash before that leaves a ``.tmp-`` file, which is not an entry.
 
     Raises:
-        InputError: an unknown ``storage`` or arrays that do not belong together.
+        InputError: an unknown ``storage``, arrays that do not belong together, or numbers that are
+            not finite: they would make every answer after them nonsense.
         OSError: the disk is full or fails; the entry is then not there.
     """
     safetensors = _safetensors()
@@ -134,14 +147,18 @@ def write_kv(
             f"expected keys and values of {len(kv.token_ids)} tokens from position 0, found "
             f"{kv.keys.shape}, {kv.values.shape} from {kv.start}"
         )
+    for name, array in (("keys", kv.keys), ("values", kv.values)):
+        if not np.isfinite(array).all():
+            raise InputError(f"{name}: expected finite numbers, found others")
     tensors: dict[str, NDArray[Any]] = {"token_ids": np.ascontiguousarray(kv.token_ids)}
     wrong = total = 0.0
     for name, array in (("keys", kv.keys), ("values", kv.values)):
         parts, back = _quantized(array, storage)
         tensors |= {name + suffix: np.ascontiguousarray(part) for suffix, part in parts.items()}
         if back is not array:
-            wrong += float(np.sum((back - array) ** 2, dtype=np.float64))
-            total += float(np.sum(array**2, dtype=np.float64))
+            wide = array.astype(np.float64)  # squares of large numbers are beyond float32
+            wrong += float(np.sum((back - wide) ** 2))
+            total += float(np.sum(wide**2))
     error_ratio = (wrong / total) ** 0.5 if total else 0.0
     metadata = {
         "format": FORMAT,
@@ -208,19 +225,36 @@ def read_header(path: Path) -> KvHeader:
     try:
         document = json.loads(text)
         metadata = document.pop("__metadata__")
-        ends = [entry["data_offsets"][1] for entry in document.values()]
         if metadata["format"] != FORMAT:
             raise KvCorrupt(f"{path.name}: expected {FORMAT}, found {metadata['format']!r}")
-        if 8 + length + max(ends) != size:
-            raise KvCorrupt(f"{path.name}: expected {8 + length + max(ends)} bytes, found {size}")
+        end = max(_end_of(entry) for entry in document.values())
+        if 8 + length + end != size:
+            raise KvCorrupt(f"{path.name}: expected {8 + length + end} bytes, found {size}")
+        for name in ("tenant", "chunk_id", "model_id"):
+            metadata[name].encode()
+        tokens, storage = int(metadata["tokens"]), metadata["storage"]
+        if storage not in STORAGES or document["token_ids"]["shape"] != [tokens]:
+            raise KvCorrupt(f"{path.name}: expected {tokens} tokens as {storage!r}, found others")
+        numbers = math.prod(document["keys"]["shape"]) * (2 if storage == "int4" else 1)
         return KvHeader(
             tenant=metadata["tenant"], chunk_id=metadata["chunk_id"],
-            model_id=metadata["model_id"], tokens=int(metadata["tokens"]),
-            storage=metadata["storage"], error_ratio=float(metadata["error_ratio"]),
-            file_bytes=size, memory_bytes=int(metadata["memory_bytes"]),
+            model_id=metadata["model_id"], tokens=tokens,
+            storage=storage, error_ratio=float(metadata["error_ratio"]),
+            file_bytes=size, memory_bytes=4 * tokens + 2 * 4 * numbers,
         )  # fmt: skip
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+    except _DAMAGE as error:
         raise KvCorrupt(f"{path.name}: expected a KV header, found damage: {error}") from error
+
+
+def _end_of(entry: dict[str, Any]) -> int:
+    """Return where an array ends in a payload; a shape that fills other bytes is damage."""
+    start, end = entry["data_offsets"]
+    shape = entry["shape"]
+    if not all(type(number) is int and number >= 0 for number in (start, end, *shape)):
+        raise ValueError(f"{start}, {end} and {shape} are no places and sizes")
+    if end - start != math.prod(shape) * _NUMBER_BYTES[entry["dtype"]]:
+        raise ValueError(f"{end - start} bytes are no array of {entry['dtype']} of {shape}")
+    return int(end)
 
 
 def read_kv(path: Path) -> Kv:

@@ -141,6 +141,8 @@ class LayerLoader:
                     break
                 self._layers[number] = self._file.layer(number)
                 self._ready[number].set()
+        except KeyError as error:
+            self._error = KvCorrupt(f"expected a KV file, found damage: {error!r}")
         except (KvCorrupt, OSError, ValueError) as error:
             self._error = error
         finally:

@@ -144,12 +144,14 @@ class PassageStore:
         found: list[tuple[float, Path, KvHeader]] = []
         for path in self._folder.iterdir():
             # A writer died before it published, or a damaged file was looked at long enough.
+            if path.is_dir():  # somebody else's: none of ours is a folder
+                continue
             if path.name.startswith(".tmp-") or path.suffix == ".corrupt":
                 path.unlink(missing_ok=True)
             elif path.suffix == ".safetensors":
                 try:
                     header = read_header(path)
-                except KvCorrupt as error:
+                except (KvCorrupt, OSError) as error:
                     self._quarantine(path, error)
                     continue
                 if header.model_id == self._model_id and path.name == self._name(header):
@@ -278,7 +280,7 @@ class PassageStore:
             kind: What piece of a prompt it is ("system", "passage", "history"), where there are
                 several: of those used once, what its kind seldom needs again goes first.
         """
-        wanted = np.asarray(token_ids, np.int32)
+        wanted = np.asarray(token_ids, np.int64)
         with self._lock:
             self._worth.use((tenant, chunk_id), kind=kind)
             unit = self._by_key.get((tenant, chunk_id))
@@ -308,11 +310,11 @@ class PassageStore:
             return None
         try:
             kv = read_kv(entry.path)
-        except (KvCorrupt, FileNotFoundError) as error:
+        except (KvCorrupt, OSError) as error:
             with self._lock:
                 self._misses += 1
                 if self._entries.get(unit) is entry:
-                    if isinstance(error, KvCorrupt):
+                    if not isinstance(error, FileNotFoundError):
                         self._quarantine(entry.path, error)
                     self._forget(unit)
             return None

@@ -10,16 +10,20 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import heapq
+import itertools
 import math
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NewType, Protocol
 
 import numpy as np
+import structlog
 
 from stoker.errors import CapacityError, InputError
 from stoker.kvcache.block_names import BlockHash, block_hash, hashes_of
 from stoker.kvcache.language_model import Kv
+
+log = structlog.get_logger(__name__)
 
 SequenceId = NewType("SequenceId", int)
 
@@ -238,11 +242,15 @@ class PrefixBlocks:
         self._sequences[identity] = sequence
         for found in match.blocks:  # all held first: making room must not take one away again
             self._hold(sequence, found)
-        for place, found in enumerate(match.blocks):
-            if not self._load(self._blocks[found]):
-                while len(sequence.blocks) > place:
-                    self._unhold_last(sequence)
-                return identity, place * self.block_tokens
+        try:
+            whole = sum(1 for _ in itertools.takewhile(self._load, self._held(sequence)))
+        except BaseException:  # nobody would know its name, and its blocks would be held for ever
+            self.end(identity)
+            raise
+        if whole < len(match.blocks):
+            while len(sequence.blocks) > whole:
+                self._unhold_last(sequence)
+            return identity, whole * self.block_tokens
         if match.partial_block is not None and match.partial_block in self._blocks:
             partial = self._blocks[match.partial_block]
             if partial.tier == TIER_HOST:
@@ -250,6 +258,9 @@ class PrefixBlocks:
                 sequence.tail = _Tail(partial.token_ids[:kept], _part(partial.kv, 0, kept))
                 self._copied += 1
         return identity, len(sequence.blocks) * self.block_tokens + len(sequence.tail.token_ids)
+
+    def _held(self, sequence: _Sequence) -> Iterator[_Block]:
+        return (self._blocks[found] for found in sequence.blocks)
 
     def _hold(self, sequence: _Sequence, found: BlockHash) -> None:
         block = self._blocks[found]
@@ -293,7 +304,8 @@ class PrefixBlocks:
 
         Raises:
             InputError: an unknown sequence, or KV of another number of tokens.
-            BlocksFull: no block can be let go. What was stored so far stays.
+            BlocksFull: no block can be let go. The sequence then ends with the last block that was
+                stored, or as it was where none was: `token_ids_of` says with what.
         """
         sequence = self._sequence(identity)
         if kv is not None and len(kv.token_ids) != len(token_ids):
@@ -312,7 +324,7 @@ class PrefixBlocks:
             stop = start + self.block_tokens
             self._store(sequence, held[start:stop], _part(both, start, stop))
             start = stop
-            tail.token_ids, tail.kv = held[start:], _part(both, start, len(held))
+            tail.token_ids, tail.kv = (), None
         tail.token_ids, tail.kv = held[start:], _part(both, start, len(held))
 
     def _store(self, sequence: _Sequence, token_ids: tuple[int, ...], kv: Kv | None) -> None:
@@ -327,14 +339,18 @@ class PrefixBlocks:
             bisect.insort(self._children_of_mutable(parent), (token_ids, found))
             self._host += 1
             self._stored += 1
-        elif block.tier == TIER_NVME:
-            self._make_room()
+        self._hold(sequence, found)  # before room is made, which might take this very one
+        if block.tier == TIER_NVME:
+            try:
+                self._make_room()
+            except BaseException:
+                self._unhold_last(sequence)
+                raise
             block.kv, block.tier = _owned(kv), TIER_HOST
             self._nvme -= 1
             self._host += 1
             if self._lower is not None:
                 self._lower.drop(found)
-        self._hold(sequence, found)
 
     def _children_of_mutable(self, parent: BlockHash) -> list[_Child]:
         block = self._blocks.get(parent)
@@ -447,7 +463,12 @@ class PrefixBlocks:
         if block.hash not in self._blocks:  # it was the one that made room
             return True
         if self._lower is not None and block.kv is not None:
-            self._lower.put(block.hash, block.kv)
+            try:
+                self._lower.put(block.hash, block.kv)
+            except OSError as error:  # a full disk: it stays where it is, until it must go
+                log.warning("kvcache.block_not_moved", reason=str(error))
+                heapq.heappush(self._idle_host, (block.priority, 0, block.hash))
+                return False
         block.kv, block.tier = None, TIER_NVME
         self._host -= 1
         self._nvme += 1

@@ -55,7 +55,7 @@ class FileTier:
             kv = read_kv(path)
         except FileNotFoundError:
             return None
-        except (KvCorrupt, ValueError) as error:
+        except (KvCorrupt, ValueError, OSError) as error:  # a disk that cannot read it has lost it
             log.warning("kvcache.block_lost", file=path.name, reason=str(error))
             with contextlib.suppress(OSError):
                 path.unlink()

@@ -28,7 +28,7 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from stoker.errors import ConfigError, StokerError
+from stoker.errors import ConfigError, InputError, StokerError
 from stoker.kvcache.engine_blocks import EngineBlocks
 from stoker.kvcache.language_model import Kv
 
@@ -159,7 +159,7 @@ class LayerSaves:
             kv = Kv(np.asarray(transfer.token_ids, np.int32), keys, values)
             try:
                 written += self._blocks.put(self._root, kv, tenant=self._tenant)
-            except OSError as error:
+            except (InputError, OSError) as error:  # numbers that are not finite, a full disk
                 log.warning("service.kv_save_failed", reason=str(error))
         return written
 

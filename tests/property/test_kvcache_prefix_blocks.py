@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from stoker.errors import InputError
 from stoker.kvcache.block_names import BlockHash, block_hash, root_hash
+from stoker.kvcache.engine_blocks import EngineBlocks
 from stoker.kvcache.language_model import Kv
 from stoker.kvcache.prefix_blocks import BlocksFull, PrefixBlocks, SequenceId
 from stoker.kvcache.prefix_tier import FileTier
@@ -32,16 +33,21 @@ def kv_of(token_ids: list[int], start: int) -> Kv:
 
 
 class DictTier:
-    """A tier below that loses a block now and then."""
+    """A tier below that loses a block now and then; while it is broken it fails altogether."""
 
     def __init__(self) -> None:
         self.kept: dict[BlockHash, Kv] = {}
         self.gets = 0
+        self.broken = False
 
     def put(self, found: BlockHash, kv: Kv) -> None:
+        if self.broken:
+            raise OSError(28, "no space left")
         self.kept[found] = kv
 
     def get(self, found: BlockHash) -> Kv | None:
+        if self.broken:
+            raise OSError(5, "input/output error")
         self.gets += 1
         return None if self.gets % 5 == 0 else self.kept[found]
 
@@ -79,7 +85,11 @@ class PrefixMachine(RuleBasedStateMachine):
                  if n == 0 or (tenant, tuple(tokens[:n])) in self.stored
             )  # fmt: skip
             assert match.tokens == longest
-        identity, reused = self.cache.begin(self.roots[tenant], tokens)
+        try:
+            identity, reused = self.cache.begin(self.roots[tenant], tokens)
+        except OSError:  # what it had taken hold of by then is let go: `holds` counts references
+            assert self.lower.broken
+            return
         assert reused <= match.tokens + match.partial_tokens
         assert self.cache.token_ids_of(identity) == tokens[:reused]
         self.open[identity] = (tenant, tokens[:reused])
@@ -89,12 +99,12 @@ class PrefixMachine(RuleBasedStateMachine):
         tenant, held = self.open[identity]
         try:
             self.cache.extend(identity, tokens, kv_of(tokens, len(held)))
-        except BlocksFull:
+        except BlocksFull:  # it goes on from its last whole block, or from where it was
             whole = self.cache.token_ids_of(identity)
-            assert whole == (held + tokens)[: len(whole)] or len(whole) >= len(held)
+            assert whole == (held + tokens)[: len(whole)]
+            assert whole == held or (len(whole) > len(held) and len(whole) % BLOCK == 0)
             self.open[identity] = (tenant, whole)
             self.note(tenant, whole)
-            self.end(identity)
             return
         self.open[identity] = (tenant, held + tokens)
         self.note(tenant, held + tokens)
@@ -120,6 +130,10 @@ class PrefixMachine(RuleBasedStateMachine):
         del self.open[identity]
         with pytest.raises(InputError):
             self.cache.end(identity)
+
+    @rule(broken=st.booleans())
+    def break_lower(self, broken: bool) -> None:
+        self.lower.broken = broken
 
     @rule(weight=st.floats(0, 10), tenant=st.integers(0, 1))
     def predict(self, weight: float, tenant: int) -> None:
@@ -159,6 +173,21 @@ def test_tenants_models_and_adapters_never_share() -> None:
     assert cache.match(other, [1, 2, 3, 4]).tokens == 0
     assert cache.match(other, [1, 2, 3, 4]).partial_tokens == 0
     assert cache.match(one, [1, 2, 3, 9]).partial_tokens == 1
+
+
+@pytest.mark.parametrize("token", [2**31, -(2**31) - 1, 2**70])
+def test_a_token_that_no_tokenizer_has_is_refused_by_name(token: int, tmp_path: Path) -> None:
+    cache = PrefixBlocks(block_tokens=BLOCK, host_blocks_max=4)
+    root = root_hash(model_id="m", tenant="a", block_tokens=BLOCK)
+    for call in (
+        lambda: cache.match(root, [1, token]),
+        lambda: cache.begin(root, [1, token]),
+        lambda: EngineBlocks(tmp_path, model_id="m", block_tokens=BLOCK).get(root, [1, token]),
+    ):
+        with pytest.raises(InputError, match="token_ids"):
+            call()
+    cache.check()
+    assert not cache._sequences
 
 
 class CountedToken(int):

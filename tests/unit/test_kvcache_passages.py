@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -118,6 +120,110 @@ def test_flipped_truncated_and_foreign_files_are_refused_by_name(tmp_path: Path)
         path.write_bytes(junk)
         with pytest.raises(KvCorrupt, match=r"x\.safetensors"):
             read_kv(path)
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("number", [0.0, 1e-41, 1e5, 3e38])
+def test_extreme_numbers_are_kept_as_near_as_the_header_says(
+    tmp_path: Path, storage: str, number: float
+) -> None:
+    kv = kv_of(4)
+    kv.keys[:, :, 1] = number
+    header = write_kv(tmp_path / "x", kv, tenant="t", chunk_id="c", model_id=MODEL, storage=storage)
+    back = read_kv(tmp_path / "x")
+    assert np.isfinite(back.keys).all()
+    gap = [(a.astype(np.float64) - b) for a, b in ((kv.keys, back.keys), (kv.values, back.values))]
+    wrong = np.sqrt(sum(np.sum(part**2) for part in gap))
+    total = np.sqrt(sum(np.sum(part.astype(np.float64) ** 2) for part in (kv.keys, kv.values)))
+    assert header.error_ratio == pytest.approx(wrong / total, rel=1e-4, abs=1e-12)
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+def test_numbers_that_are_none_are_refused(tmp_path: Path, storage: str, number: float) -> None:
+    kv = kv_of(4)
+    kv.values[1, 1, 2, 3] = number
+    with pytest.raises(InputError, match="values: expected finite numbers"):
+        write_kv(tmp_path / "x", kv, tenant="t", chunk_id="c", model_id=MODEL, storage=storage)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_an_empty_passage_comes_back_empty(tmp_path: Path, storage: str) -> None:
+    write_kv(tmp_path / "x", kv_of(0), tenant="t", chunk_id="c", model_id=MODEL, storage=storage)
+    assert_equal(read_kv(tmp_path / "x"), kv_of(0))
+
+
+def hostile(header: dict[str, Any]) -> dict[str, bytes]:
+    """Headers that lie or that no reader expects; each whole, with the payload's size kept."""
+    meta = header["__metadata__"]
+
+    def lying(**values: object) -> bytes:
+        return json.dumps({**header, "__metadata__": {**meta, **values}}).encode()
+
+    def array(**values: object) -> bytes:
+        return json.dumps({**header, "keys": {**header["keys"], **values}}).encode()
+
+    start, end = header["keys"]["data_offsets"]
+    return {
+        "deep list": b"[" * 500_000, "deep object": b'{"a":' * 100_000, "list": b"[]",
+        "tenant that is a number": lying(tenant=5), "half a character": lying(tenant="\ud800"),
+        "storage": lying(storage="int2"), "tokens": lying(tokens="2"), "none": lying(tokens=[]),
+        "digits": lying(tokens="1" * 5_000), "negative": array(shape=[-1, -1, 3, DIM]),
+        "huge": array(shape=[10**30, HEADS, 3, DIM]), "offsets": array(data_offsets=[end, start]),
+        "endless": array(data_offsets=[0, float("inf")]), "dtype": array(dtype="F128"),
+        "fraction": array(shape=[LAYERS, HEADS, 3.0, DIM]), "no shape": array(shape=None),
+    }  # fmt: skip
+
+
+def test_one_hostile_file_neither_stops_a_store_nor_lies_to_a_plan(tmp_path: Path) -> None:
+    good, bad = kv_of(2), kv_of(3)
+    store = store_in(tmp_path)
+    store.put("acme", "good", good)
+    store.put("acme", "bad", bad)
+    path = store._entries[store._by_key["acme", "bad"]].path
+    content = path.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    for name, text in hostile(header).items():
+        path.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + length :])
+        with pytest.raises(KvCorrupt):
+            read_header(path)
+        with pytest.raises(KvCorrupt):
+            read_kv(path)
+        again = store_in(tmp_path)
+        assert_equal(again.get("acme", "good", good.token_ids.tolist()), good)
+        assert (again.counts().entries, again.counts().corrupt) == (1, 1), name
+        again.check()
+    # What a file says of the memory that it takes is not believed: its shapes say it.
+    header["__metadata__"]["memory_bytes"] = "-99999999"
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + length :])
+    (batch,) = store_in(tmp_path).unit_batches({("acme", "bad"): 1.0})
+    assert batch.unit_bytes >= bad.nbytes
+
+
+def test_folders_of_others_are_left_alone(tmp_path: Path) -> None:
+    kv = kv_of(2)
+    store = store_in(tmp_path)
+    store.put("acme", "doc", kv)
+    path = store._entries[store._by_key["acme", "doc"]].path
+    for name in ("a.safetensors", ".tmp-b", "c.corrupt"):
+        (tmp_path / MODEL / name).mkdir()
+    again = store_in(tmp_path)
+    assert again.counts().entries == 1
+    path.unlink()
+    path.mkdir()
+    assert again.get("acme", "doc", kv.token_ids.tolist()) is None
+    again.check()
+
+
+@pytest.mark.parametrize("token", [2**31, -(2**40)])
+def test_tokens_that_no_file_can_hold_find_nothing(tmp_path: Path, token: int) -> None:
+    store = store_in(tmp_path)
+    store.put("acme", "doc", kv_of(1))
+    assert store.get("acme", "doc", [token]) is None
+    assert store.get("acme", "other", [token]) is None
 
 
 def test_damaged_file_is_a_miss_and_set_aside(tmp_path: Path) -> None:
