@@ -21,9 +21,19 @@ class Answer:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Read JSON members, leaving out those that this version does not know."""
+        """Read JSON members, leaving out those that this version does not know.
+
+        Raises:
+            TypeError, KeyError, ValueError: it is no object, or lacks what this version needs.
+        """
+        return cls(**cls._known(data))
+
+    @classmethod
+    def _known(cls, data: Mapping[str, Any]) -> dict[str, Any]:
+        if not isinstance(data, Mapping):
+            raise TypeError(f"expected an object, found {type(data).__name__}")
         known = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-        return cls(**{name: value for name, value in data.items() if name in known})
+        return {name: value for name, value in data.items() if name in known}
 
 
 @dataclass(frozen=True)
@@ -53,6 +63,9 @@ class Completeness(Answer):
         expected_recall: The engine's own estimate of recall@k for this very query.
         exact_share: Share of the results whose score comes from the full vector.
         deadline_hit: Whether the deadline cut the work short.
+        scanned: Whether a segment compared every row that could be in the answer, instead of
+            walking its graph, as small segments do that no walk serves and filters that leave few
+            rows. False of a server that does not say.
     """
 
     work_ratio: float
@@ -60,6 +73,7 @@ class Completeness(Answer):
     expected_recall: float
     exact_share: float
     deadline_hit: bool
+    scanned: bool = False
 
 
 @dataclass(frozen=True)
@@ -123,8 +137,7 @@ class SearchAnswer(Answer):
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """Read the JSON members."""
-        known = {f.name for f in dataclasses.fields(cls)}
-        members = {name: value for name, value in data.items() if name in known}
+        members = cls._known(data)
         members["prompt_order"] = tuple(data.get("prompt_order", ()))
         members["results"] = tuple(map(SearchResult.from_dict, data["results"]))
         members["completeness"] = Completeness.from_dict(data["completeness"])
@@ -189,7 +202,7 @@ class Readiness(Answer):
 
     Attributes:
         ready: Whether traffic should come.
-        waiting_for: What is missing: "index", "warm-up", "draining"; empty when ready.
+        waiting_for: What is missing: "warm-up", "embedding-model", "draining"; empty when ready.
         parts: Optional parts, each "on" or why it is off.
     """
 
@@ -200,8 +213,10 @@ class Readiness(Answer):
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """Read the JSON members."""
+        if not isinstance(data["ready"], bool):  # another server's "false" would be true
+            raise TypeError(f"ready: expected true or false, found {data['ready']!r:.40}")
         return cls(
-            ready=bool(data["ready"]),
+            ready=data["ready"],
             waiting_for=tuple(data.get("waiting_for", ())),
             parts=dict(data.get("parts", {})),
         )

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from stoker.errors import UnavailableError
+from stoker.errors import InputError, UnavailableError
 from stoker.service.answers import (
     EventsAnswer,
     Readiness,
@@ -48,6 +48,8 @@ class AsyncClient(ClientBase):
 
     def _begin(self) -> None:
         self._session: aiohttp.ClientSession | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
 
     async def search(
         self,
@@ -140,7 +142,8 @@ class AsyncClient(ClientBase):
         return await self._run(text_call("/metrics"))
 
     async def close(self) -> None:
-        """Close the kept connections."""
+        """Close the kept connections; it can be called twice."""
+        self._closed = True
         if self._session is not None:
             await self._session.close()
 
@@ -184,16 +187,23 @@ class AsyncClient(ClientBase):
     async def _exchange(self, call: Call[Any], turn: ServerTurn, attempts: Attempts) -> Reply:
         import aiohttp
 
-        if self._session is None:
-            self._session = aiohttp.ClientSession()
-        if self._session.closed:
+        if self._closed:
             raise ServerUnreachable("this client is closed", action="make a new AsyncClient")
+        loop = asyncio.get_running_loop()
+        if self._session is None:
+            self._session, self._loop = aiohttp.ClientSession(), loop
+        if self._loop is not loop:  # its connections hang on the other one
+            raise InputError(
+                "this AsyncClient was used in another event loop (each asyncio.run has its own); "
+                "make one for each"
+            )
         left_s = attempts.left_s()
         async with self._session.request(
             call.method,
             self._request_url(turn.server, call),
             data=call.body,
             headers=self._call_headers(call),
+            allow_redirects=False,  # as the other client: a POST would arrive as a GET
             timeout=aiohttp.ClientTimeout(total=left_s, sock_connect=turn.share_s(left_s)),
         ) as response:
             body = await response.read()

@@ -9,11 +9,16 @@ so a further dependency would not pay.
 from __future__ import annotations
 
 import http.client
+import io
+import os
 import select
+import socket
 import ssl
 import threading
 import time
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -57,9 +62,20 @@ class Client(ClientBase):
     """A client for programs with threads; several threads may share one."""
 
     def _begin(self) -> None:
+        self._closed = False
         self._idle: list[tuple[float, ServerUrl, http.client.HTTPConnection]] = []
         self._lock = threading.Lock()
-        self._closed = False
+        _CLIENTS.add(self)
+
+    def _begin_in_child(self) -> None:
+        """Go on after a fork: the kept connections are the parent's, and a lock may be held.
+
+        Two processes on one connection would read each other's answers.
+        """
+        idle, self._idle, self._lock = self._idle, [], threading.Lock()
+        self._servers.begin_in_child()
+        for _, _, connection in idle:
+            connection.close()  # this process's end only
 
     def search(
         self,
@@ -236,6 +252,8 @@ class Client(ClientBase):
                 connection.connect()
             assert connection.sock is not None
             connection.sock.settimeout(attempts.left_s())
+            # Every read has what is left, however slowly header or body drip in.
+            connection.response_class = partial(_response, left_s=attempts.left_s)  # type: ignore[assignment]
             sent[0] = True
             connection.request(
                 call.method,
@@ -245,12 +263,7 @@ class Client(ClientBase):
             )
             response = connection.getresponse()
             parts = []
-            while True:
-                if connection.sock is not None:
-                    connection.sock.settimeout(attempts.left_s())
-                part = response.read1(_READ_BYTES)
-                if not part:
-                    break
+            while part := response.read1(_READ_BYTES):
                 parts.append(part)
             if response.length:  # `read1` takes the end of the connection for the answer's
                 raise http.client.IncompleteRead(b"", response.length)
@@ -305,6 +318,58 @@ class Client(ClientBase):
                 self._idle.append((time.monotonic(), server, connection))
                 return
         connection.close()
+
+
+def _response(
+    sock: socket.socket, *arguments: Any, left_s: Callable[[], float], **options: Any
+) -> http.client.HTTPResponse:
+    return http.client.HTTPResponse(_TimedSocket(sock, left_s), *arguments, **options)  # type: ignore[arg-type]
+
+
+class _TimedSocket:
+    """What a response reads from: its connection's socket, with one deadline for all reads.
+
+    A socket's own time limit is for each of them, so that a server that sends a byte now and then
+    would be waited for without end.
+    """
+
+    def __init__(self, sock: socket.socket, left_s: Callable[[], float]) -> None:
+        self._sock = sock
+        self._left_s = left_s
+
+    def makefile(self, _mode: str) -> io.BufferedReader:
+        """Return the file that `http.client` reads."""
+        return io.BufferedReader(_TimedReads(self._sock, self._left_s))
+
+
+class _TimedReads(io.RawIOBase):
+    def __init__(self, sock: socket.socket, left_s: Callable[[], float]) -> None:
+        self._sock = sock
+        self._left_s = left_s
+        self._raw = sock.makefile("rb", buffering=0)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        self._sock.settimeout(self._left_s())
+        return self._raw.readinto(buffer)
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+# All that are alive, for the child of a fork.
+_CLIENTS: weakref.WeakSet[Client] = weakref.WeakSet()
+
+
+def _begin_in_child() -> None:
+    for client in list(_CLIENTS):
+        client._begin_in_child()
+
+
+os.register_at_fork(after_in_child=_begin_in_child)
 
 
 def _is_open(connection: http.client.HTTPConnection) -> bool:

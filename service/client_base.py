@@ -10,7 +10,7 @@ from stoker.errors import InputError
 from stoker.service.answers import SearchAnswer
 from stoker.service.client_servers import ClientServers, ServerUrl
 from stoker.service.problems import ServerUnreachable
-from stoker.service.wire import Attempts, Call, RetryPolicy, search_call
+from stoker.service.wire import Attempts, Call, RetryPolicy, check_deadline, search_call
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 _USER_AGENT = "stoker-sdk/1"
@@ -44,10 +44,9 @@ class ClientBase(abc.ABC):
 
         Raises:
             InputError: ``url`` is no http or https URL, or given twice, ``key`` does not fit a
-                header, or ``deadline_s`` is not above 0.
+                header, or ``deadline_s`` is not above 0, or above a week.
         """
-        if not deadline_s > 0:
-            raise InputError(f"deadline_s must be above 0, found {deadline_s}")
+        check_deadline(deadline_s, "deadline_s")
         self.tenant = tenant
         self.deadline_s = deadline_s
         self._retries = RetryPolicy() if retries is None else retries

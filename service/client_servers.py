@@ -84,6 +84,10 @@ class ClientServers:
         self._away_times = dict.fromkeys(self.all, 0)
         self._has: dict[str, ServerUrl] = {}
 
+    def begin_in_child(self) -> None:
+        """Go on after a fork, in which another thread may have held the lock."""
+        self._lock = threading.Lock()
+
     def turn(self, call: Call[Any]) -> ServerTurn:
         """Begin a call.
 

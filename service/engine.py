@@ -537,6 +537,7 @@ def _completeness(hits: Hits) -> Completeness:
         expected_recall=float(hits.expected_recall),
         exact_share=float(hits.exact_share),
         deadline_hit=bool(hits.deadline_hit),
+        scanned=bool(hits.scanned),
     )
 
 

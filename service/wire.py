@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import numbers
 import random
 import time
 import uuid
@@ -46,6 +47,8 @@ from stoker.service.problems import (
 
 T = TypeVar("T")
 
+# Beyond some weeks the system's own timers overflow, and nobody means it.
+DEADLINE_S_MAX = 7 * 86_400.0
 _POLL_S = 0.05
 
 
@@ -125,8 +128,7 @@ class Attempts:
         clock: Callable[[], float] = time.monotonic,
         uniform: Callable[[float, float], float] = random.uniform,
     ) -> None:
-        if not deadline_s > 0:
-            raise InputError(f"deadline_s must be above 0, found {deadline_s}")
+        check_deadline(deadline_s, "deadline_s")
         self._policy = policy
         self._idempotent = idempotent
         self._deadline_s = deadline_s
@@ -234,6 +236,15 @@ class ReadyWait:
     def pause_s(self) -> float:
         """Return how long to wait before the server is asked again."""
         return min(_POLL_S, max(0.0, self._end - self._clock()))
+
+
+def check_deadline(seconds: Any, name: str) -> None:
+    """Return if these seconds can be waited for. Raises InputError that names the argument."""
+    known = isinstance(seconds, numbers.Real) and not isinstance(seconds, bool)
+    if not known or not 0 < seconds <= DEADLINE_S_MAX:
+        raise InputError(
+            f"{name} must be above 0 and at most {DEADLINE_S_MAX:.0f} s, found {seconds!r:.40}"
+        )
 
 
 def failure_of(reply: Reply) -> tuple[ServiceError, float]:
@@ -396,7 +407,7 @@ def ready_call() -> Call[Readiness]:
 
 def text_call(path: str) -> Call[str]:
     """Make the request for a page of text."""
-    return Call("GET", path, lambda reply: _checked(reply).body.decode(), one_server=True)
+    return Call("GET", path, _read_text, one_server=True)
 
 
 def dumps(value: Any) -> bytes:
@@ -473,11 +484,18 @@ def _reader(answer: Any) -> Callable[[Reply], Any]:
 
 
 def _read_readiness(reply: Reply) -> Readiness:
-    if reply.status not in (200, 503):
+    if reply.status != 503:
         _checked(reply)
     try:
         return Readiness.from_dict(_json(reply))
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError) as error:
+        raise _strange(reply) from error
+
+
+def _read_text(reply: Reply) -> str:
+    try:
+        return _checked(reply).body.decode()
+    except UnicodeDecodeError as error:
         raise _strange(reply) from error
 
 
@@ -489,13 +507,19 @@ def _json(reply: Reply) -> Any:
 
 
 def _checked(reply: Reply) -> Reply:
+    """Return an answer that is one: not a refusal, nor a proxy's word to look elsewhere."""
     if reply.status >= 400:
         raise failure_of(reply)[0]
+    if reply.status not in (200, 202):
+        raise _strange(reply)
     return reply
 
 
 def _strange(reply: Reply) -> StokerError:
+    # Not followed: a redirected POST arrives as a GET, and the key would go to whom nobody named.
+    where = reply.headers.get("location", "") if 300 <= reply.status < 400 else ""
+    pointed = f"; it points to {where[:200]!r}" if where else ""
     return ServerUnreachable(
-        f"the answer (HTTP status {reply.status}) is not Stoker's",
+        f"the answer (HTTP status {reply.status}) is not Stoker's{pointed}",
         action="check that the URL is that of a Stoker server",
     )

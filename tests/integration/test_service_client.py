@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
+import http.server
 import json
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -122,6 +126,116 @@ def test_one_try_finds_out_about_all_kept_connections(scripted: Callable[..., Sc
         client._give(client._servers.all[0], first)  # the last one given is the first one taken
         assert client.ready().ready
         client.close()
+
+
+def test_another_place_is_said_and_not_gone_to(scripted: Callable[..., Scripted]) -> None:
+    """A redirected POST would arrive as a GET, and the key at a server that nobody has named."""
+    moved = b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/x\r\nContent-Length: 0\r\n\r\n"
+    server = scripted(moved, moved)
+    said = r"it points to 'http://127.0.0.1:1/x'"
+    with Client(server.url) as client, pytest.raises(ServerUnreachable, match=said):
+        client.search("a")
+
+    async def ask() -> None:
+        async with AsyncClient(server.url) as client:
+            await client.search("a")
+
+    with pytest.raises(ServerUnreachable, match=said):
+        asyncio.run(ask())
+
+
+@pytest.mark.parametrize("start", [b"HTTP/1.1 200 OK\r\nX-Slow: ", WHOLE[: -len(READY)]])
+@pytest.mark.parametrize("end", [b"", b"Connection: close\r\n"])
+def test_a_server_that_drips_is_waited_for_within_the_deadline(start: bytes, end: bytes) -> None:
+    """Each byte came in time, and the call would not have ended."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        outcome: list[BaseException | None] = [None]
+
+        def ask() -> None:
+            try:
+                with Client(url, retries=RetryPolicy(retries_max=0), deadline_s=0.2) as client:
+                    client.ready()
+            except BaseException as error:
+                outcome[0] = error
+
+        asking = threading.Thread(target=ask, daemon=True)
+        asking.start()
+        connection, _ = listener.accept()
+        with connection:
+            head, _, rest = start.partition(b"\r\n")
+            connection.sendall(head + b"\r\n" + end + rest)
+            while asking.is_alive():  # as long as it would be waited for
+                with contextlib.suppress(OSError):
+                    connection.sendall(b"x")
+                asking.join(0.02)
+    assert isinstance(outcome[0], DeadlinePassed), outcome
+
+
+class PortHandler(http.server.BaseHTTPRequestHandler):
+    """Answers with the port that a connection comes from."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        body = json.dumps({"ready": True, "parts": {"port": self.client_address[1]}}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *arguments: Any) -> None:
+        pass
+
+
+FORKING = """
+import os, sys
+from stoker.service.client import Client
+
+client = Client(sys.argv[1])
+first = client.ready().parts["port"]
+client._lock.acquire()  # as another thread might hold them, just then
+client._servers._lock.acquire()
+child = os.fork()
+if child == 0:
+    os._exit(0 if client.ready().parts["port"] != first else 9)
+client._lock.release()
+client._servers._lock.release()
+code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+assert client.ready().parts["port"] == first
+sys.exit(code)
+"""
+
+
+def test_a_child_of_a_fork_makes_its_own_connections() -> None:
+    """On a shared one each would read answers that the other has asked for."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), PortHandler) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        command = [sys.executable, "-P", "-c", FORKING, url]
+        assert subprocess.run(command, timeout=60, check=False).returncode == 0
+        server.shutdown()
+
+
+def test_a_client_of_another_loop_or_a_closed_one_says_so(
+    scripted: Callable[..., Scripted],
+) -> None:
+    server = scripted(WHOLE)
+    client = AsyncClient(server.url, retries=QUICK)
+    with asyncio.Runner() as first:
+        assert first.run(client.ready()).ready
+        with pytest.raises(InputError, match="another event loop"), asyncio.Runner() as second:
+            second.run(client.ready())
+        first.run(client.close())
+    unused = AsyncClient(server.url, retries=QUICK)
+
+    async def close_and_ask() -> None:
+        await unused.close()
+        await unused.ready()
+
+    with pytest.raises(ServerUnreachable, match="closed"):
+        asyncio.run(close_and_ask())
 
 
 TAKEN = json.dumps({"accepted": 1, "request_id": "r"}).encode()

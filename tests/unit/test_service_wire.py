@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import numpy as np
 import pytest
 
-from stoker.errors import InputError
+from stoker.errors import InputError, StokerError
 from stoker.service.problems import (
     DeadlinePassed,
     NotReady,
@@ -31,6 +32,7 @@ from stoker.service.wire import (
     failure_of,
     ready_call,
     search_call,
+    text_call,
     upsert_call,
     used_event,
     warmup_call,
@@ -157,6 +159,44 @@ def test_an_answer_of_something_else_is_unreachable() -> None:
         warmup_call().read(reply(200, {"hello": 1}))
     error, _ = failure_of(reply(404, b"nothing"))
     assert isinstance(error, InputError)
+
+
+ANSWER: dict[str, Any] = dict(
+    results=[], completeness={}, reuse={}, pages_read=0, bytes_read=0, timings={},
+    generation=1, tenant="t", request_id="r", prompt_order=[],
+)  # fmt: skip
+STRANGE: tuple[Any, ...] = (
+    None, True, 5, 1e300, "x", "", [], [1], [[]], [{}], {}, {"ready": "false"},
+    {"ready": True, "parts": "abc"}, {"ready": True, "parts": [1], "waiting_for": 5},
+    *({**ANSWER, name: value} for name in ANSWER for value in (None, 5, "x", [1], [[]], {})),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("status", [199, 200, 202, 204, 302, 307, 404, 429, 500, 503, 999])
+def test_whatever_a_server_answers_ends_in_a_record_or_in_an_error_of_ours(status: int) -> None:
+    calls = [
+        search_call(
+            tenant=None, deadline_ms=1, text="a", vector=None, k=1, filters=None,
+            recall_target=None, session=None, route=None, include_text=True, include_metadata=True,
+        ),
+        upsert_call([], None), delete_call("a", None), events_call([]), warmup_call(),
+        ready_call(), text_call("/metrics"),
+    ]  # fmt: skip
+    raws = [json.dumps(body).encode() for body in STRANGE]
+    for raw in (*raws, b"", b"\xff", b"{", b"[" * 10_000, b"NaN", b"<html>"):
+        for call in calls:
+            answer = Reply(status, {"retry-after": "nan", "location": "http://elsewhere/"}, raw)
+            try:
+                call.read(answer)
+            except StokerError:
+                continue
+            assert status in (200, 202) or (status, call.path) == (503, "/readyz"), (raw, call.path)
+
+
+@pytest.mark.parametrize("bad", [0, -1, math.nan, math.inf, 1e10, 10**400, "10", None, True])
+def test_a_deadline_that_no_timer_takes_is_refused_by_name(bad: Any) -> None:
+    with pytest.raises(InputError, match="deadline_s"):
+        attempts(Clock(), deadline_s=bad)
 
 
 def search(**changes: Any) -> dict[str, Any]:
