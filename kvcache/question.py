@@ -29,6 +29,7 @@ from stoker.kvcache.denials import (
     is_negation,
     is_restriction,
 )
+from stoker.kvcache.language import language_of
 from stoker.kvcache.units import plain_word, readings_of, rounded, unit_of
 from stoker.kvcache.word_lists import set_of
 
@@ -41,20 +42,6 @@ STOPWORDS = set_of(
     "about any some all get got make made use using used want need way like also tell know "
     "hi hello hey thanks thank help s t re ve ll d m im ive id"
 )
-_LANGUAGE_WORDS: dict[str, frozenset[str]] = {
-    "en": set_of("the is are how what do does can my i to of in for and why when with"),
-    "de": set_of("der die das ist sind wie was ich und mein nicht mit für den ein eine"),
-    "fr": set_of("le la les est sont comment que je et mon ne pas avec pour un une des"),
-    "es": set_of("el la los es son cómo como qué que yo y mi no con para un una por"),
-    "it": set_of("il lo gli è sono come che io e mio non con per un una di della"),
-    "pt": set_of("o os é são como que eu e meu não com para um uma do da"),
-    "nl": set_of("de het is zijn hoe wat ik en mijn niet met voor een van"),
-}
-_SCRIPTS = (
-    ("CJK", "han"), ("HIRAGANA", "kana"), ("KATAKANA", "kana"), ("HANGUL", "hangul"),
-    ("CYRILLIC", "cyrillic"), ("ARABIC", "arabic"), ("HEBREW", "hebrew"), ("GREEK", "greek"),
-    ("DEVANAGARI", "devanagari"), ("THAI", "thai"),
-)  # fmt: skip
 # "first" and its like are orders, not amounts: kept apart so that "the 2nd" is not "2".
 ORDINAL = "ordinal"
 _WEEKDAYS = set_of("monday tuesday wednesday thursday friday saturday sunday")
@@ -177,28 +164,6 @@ def stem_of(word: str) -> str:
     return word
 
 
-def _script_of(text: str) -> str:
-    for character in text:
-        if character.isalpha() and ord(character) > 0x2FF:
-            name = unicodedata.name(character, "")
-            for prefix, script in _SCRIPTS:
-                if name.startswith(prefix):
-                    return script
-    return ""
-
-
-def _language_of(text: str, lowered: list[str]) -> str:
-    script = _script_of(text)
-    if script:
-        return script
-    present = set(lowered)
-    counts = {name: len(present & words) for name, words in _LANGUAGE_WORDS.items()}
-    best = max(counts, key=lambda name: counts[name])
-    others = max(count for name, count in counts.items() if name != best)
-    # Two function words more than any rival: short questions are left undecided on purpose.
-    return best if counts[best] >= others + 2 else ""
-
-
 def _is_unit(word: str) -> bool:
     return (len(word) == 1 or word.casefold() not in STOPWORDS) and unit_of(word) is not None
 
@@ -277,6 +242,207 @@ def _done_by(lowered: list[str], roles: dict[str, str]) -> str:
     return roles["by"] if told and _BEING & set(lowered[max(0, place - 5) : place]) else ""
 
 
+class _Reader:
+    """Goes once through a question's tokens, and keeps the facts that they say.
+
+    Plain words are most of a text, so they are tried against as little as possible.
+    """
+
+    def __init__(self, text: str) -> None:
+        plain = unicodedata.normalize("NFKC", text).replace("’", "'").strip()
+        if not plain.isascii():
+            plain = _UNSPACED.sub(r" \1 ", plain)
+        letters = [character for character in plain if character.isalpha()]
+        self._text = text
+        self._plain = plain
+        self._tokens = spelled_plainly(_TOKEN.findall(plain))
+        self._lowered = [token.casefold() for token in self._tokens]
+        self._among_letters = not _LETTERS_ALONE.isdisjoint(self._lowered)
+        self._all_capitals = len(letters) > 3 and all(map(str.isupper, letters))
+        # Where the walk through the tokens stands.
+        self._starts_sentence = True
+        self._by_open = False
+        self._role_open: str | None = None
+        self._units_at: set[int] = set()  # tokens that were taken together with the one before
+        # What was said so far.
+        self._normal: list[str] = []
+        self._words: list[str] = []
+        self._negations: list[int] = []
+        self._amounts: list[tuple[Amount, ...]] = []
+        self._dates: list[str] = []
+        self._versions: list[str] = []
+        self._names: set[str] = set()
+        self._symbols: list[str] = []
+        self._roles: list[tuple[str, str]] = []
+        self._goes_by: list[str] = []
+
+    def read(self) -> Question:
+        """Go through all tokens; call it once."""
+        lowered = self._lowered
+        words_before: list[int] = []  # content words in front of each token, and of the end
+        for position, token in enumerate(self._tokens):
+            words_before.append(len(self._words))
+            if position in self._units_at:
+                continue
+            if token.isalnum() or token in "$€£%" or any(map(str.isalnum, token)):
+                self._read_word(position)
+            else:
+                self._read_sign(position)
+        words_before.append(len(self._words))
+        normal = _SPACE.sub(" ", " ".join(self._normal))
+        word_set = self._word_set()
+        return Question(
+            text=self._text,
+            normal=normal,
+            fingerprint=fingerprint_of(normal),
+            words=tuple(self._words),
+            word_set=word_set,
+            stems=frozenset(map(stem_of, word_set)),
+            negations=denials_of(lowered, self._negations, self._words, words_before),
+            amounts=tuple(found[0] for found in sorted(self._amounts)),
+            readings=tuple(sorted(self._amounts)),
+            dates=tuple(sorted(self._dates)),
+            versions=tuple(sorted(self._versions)),
+            names=frozenset(self._names),
+            symbols=tuple(self._symbols),
+            roles=tuple(self._roles),
+            goes_by=frozenset(self._goes_by),
+            done_by=_done_by(lowered, dict(self._roles)),
+            asks=next((word for word in lowered if word in ASKING), ""),
+            language=language_of(self._plain, lowered),
+        )
+
+    def _word_set(self) -> frozenset[str]:
+        """Everything that is mentioned at all; of what a hyphen joins, the parts and the whole."""
+        said = {low for place, low in enumerate(self._lowered) if place not in self._units_at}
+        for low in [low for low in said if "-" in low]:
+            said.update(low.split("-"))
+            said.add(low.replace("-", ""))
+        return frozenset(said) | frozenset(self._words) | self._names
+
+    def _following(self, position: int) -> str:
+        return self._tokens[position + 1] if position + 1 < len(self._tokens) else ""
+
+    def _read_sign(self, position: int) -> None:
+        """Take punctuation, or an operator, or a picture."""
+        token = self._tokens[position]
+        self._starts_sentence = self._starts_sentence or token in ".?!:"
+        self._by_open = False
+        # Between two things: a sign at the end is punctuation.
+        if position + 1 == len(self._tokens) and token in _OPERATORS:
+            return
+        if token in _OPERATORS or unicodedata.category(token[0]) in ("Sm", "So"):
+            self._symbols.append(token)
+
+    def _read_word(self, position: int) -> None:
+        """Take a word or a figure: what it states, and its part in the sentence."""
+        token, low = self._tokens[position], self._lowered[position]
+        content = "" if token.isalpha() else self._figure(position)
+        if not content and low in ORDINALS:
+            self._amounts.append(((Fraction(ORDINALS[low]), ORDINAL),))
+            content = f"{ORDINALS[low]}th"
+        if not content and self._negation(position):
+            self._starts_sentence = False
+            return
+        content = content or self._day(token, low)
+        letter = not content and _is_letter(
+            self._lowered, position, among_letters=self._among_letters
+        )
+        if letter:
+            self._names.add(low)
+        if not content:
+            content = low
+            if low.partition("'")[0] not in STOPWORDS and _is_name(
+                token, starts_sentence=self._starts_sentence, all_capitals=self._all_capitals
+            ):
+                self._names.add(_name_of(token, low))
+        self._normal.append(content)
+        self._starts_sentence = False
+        if low in _ROLE_WORDS:
+            self._role_open = low
+        if low in _AFTER_THINGS:
+            self._by_open = low == "by"
+        contraction = "'" in low and low.partition("'")[0] in STOPWORDS
+        if letter or (low not in STOPWORDS and low not in _ROLE_WORDS and not contraction):
+            self._add_content_word(content, low)
+
+    def _add_content_word(self, content: str, low: str) -> None:
+        word = content if content != low else stem_of(low)
+        self._words.append(word)
+        if self._by_open and content == low:  # dates and amounts have guards of their own
+            self._goes_by.append(word)
+        if self._role_open is not None:
+            self._roles.append((self._role_open, word))
+            self._role_open = None
+
+    def _figure(self, position: int) -> str:
+        """Take a token with digits or signs in it; returns how it is compared, or ""."""
+        token, low = self._tokens[position], self._lowered[position]
+        if _DATE.match(token):
+            self._dates.append(_date_of(token))
+            return self._dates[-1]
+        if DATE_TOKEN.match(token) or _DECADE.match(token):
+            self._dates.append(token)
+            return token
+        if _VERSION.match(token):
+            self._versions.append(low.removeprefix("v"))
+            return self._versions[-1]
+        if ordinal := ORDINAL_TOKEN.match(low):
+            self._amounts.append(((Fraction(ordinal[1]), ORDINAL),))
+            return low
+        if match := _AMOUNT.match(token):
+            return self._amount(position, *match.groups())
+        return ""
+
+    def _amount(self, position: int, minus: str, sign: str, digits: str, attached: str) -> str:
+        """Take a number, with the unit that follows it; returns how it is compared."""
+        following = self._following(position)
+        if not sign and not attached and following.isalpha() and _is_unit(following):
+            attached = following
+            self._units_at.add(position + 1)
+        elif not sign and not attached and following in ("%", "$", "€", "£"):
+            sign = following
+            self._units_at.add(position + 1)
+        if "." in digits and not sign and not attached:  # 3.1 is not 3.10
+            self._versions.append(minus + digits)
+            return self._versions[-1]
+        found = _amounts_of(sign, digits, attached, minus=bool(minus))
+        if not found:
+            low = self._lowered[position]
+            self._names.add(low)  # "2x", or too long: an identifier
+            return low
+        self._amounts.append(found)
+        if unchosen := plain_word(sign or attached):  # "6 pounds" are not yet money
+            value = Fraction(digits.replace(",", ""))
+            return amount_text(-value if minus else value, unchosen)
+        return amount_text(*found[0])
+
+    def _negation(self, position: int) -> bool:
+        """Take a word that denies or restricts; returns whether it is one."""
+        low, after = self._lowered[position], self._following(position).casefold()
+        restricts = is_restriction(low.replace("'", ""), after)
+        if not restricts and not is_negation(low):
+            return False
+        self._normal.append(low if restricts else "not")
+        before = self._lowered[position - 1] if position else ""
+        asks_either = before == after and len(before) == 1  # "能不能": can one
+        if not asks_either and not _is_idiom(low, before=before, after=after):
+            self._negations.append(position)
+        return True
+
+    def _day(self, token: str, low: str) -> str:
+        """Take a day or a month by its name; returns how it is compared, or ""."""
+        if low in _RELATIVE_DAYS or low.removesuffix("s") in _WEEKDAYS:
+            self._dates.append(low.removesuffix("s") if low.endswith("days") else low)
+            return self._dates[-1]
+        # "may" is rarely the month.
+        shows_month = token == "May" and not self._starts_sentence and not self._all_capitals
+        if (low in MONTHS and low != "may") or shows_month:
+            self._dates.append(f"m{MONTHS[low]}")
+            return low
+        return ""
+
+
 def read_question(text: str) -> Question:
     """Take the facts out of a question.
 
@@ -289,146 +455,4 @@ def read_question(text: str) -> Question:
     Returns:
         Its facts; a text without words has an empty ``normal``.
     """
-    plain = unicodedata.normalize("NFKC", text).replace("’", "'").strip()
-    if not plain.isascii():
-        plain = _UNSPACED.sub(r" \1 ", plain)
-    tokens = spelled_plainly(_TOKEN.findall(plain))
-    lowered = [token.casefold() for token in tokens]
-    letters = [character for character in plain if character.isalpha()]
-    among_letters = not _LETTERS_ALONE.isdisjoint(lowered)
-    all_capitals = len(letters) > 3 and all(character.isupper() for character in letters)
-
-    normal: list[str] = []
-    words: list[str] = []
-    negations: list[int] = []
-    amounts: list[tuple[Amount, ...]] = []
-    dates: list[str] = []
-    versions: list[str] = []
-    names: set[str] = set()
-    symbols: list[str] = []
-    units_at: set[int] = set()
-    roles: list[tuple[str, str]] = []
-    role_open: str | None = None
-    goes_by: list[str] = []
-    by_open = False
-    starts_sentence = True
-    counts: list[int] = []  # content words before each token
-    for position, (token, low) in enumerate(zip(tokens, lowered, strict=True)):
-        counts.append(len(words))
-        if position in units_at:
-            continue
-        if not any(character.isalnum() for character in token) and token not in "$€£%":
-            starts_sentence = starts_sentence or token in ".?!:"
-            by_open = False
-            # Between two things: a sign at the end is punctuation.
-            if position + 1 == len(tokens) and token in _OPERATORS:
-                continue
-            if token in _OPERATORS or unicodedata.category(token[0]) in ("Sm", "So"):
-                symbols.append(token)
-            continue
-        following = tokens[position + 1] if position + 1 < len(tokens) else ""
-        content = ""
-        bare = low.replace("'", "")
-        spelled = not token.isalpha()  # plain words are most of a text: they match none of these
-        if spelled and _DATE.match(token):
-            dates.append(_date_of(token))
-            content = dates[-1]
-        elif spelled and (DATE_TOKEN.match(token) or _DECADE.match(token)):
-            dates.append(token)
-            content = token
-        elif spelled and _VERSION.match(token):
-            versions.append(low.removeprefix("v"))
-            content = versions[-1]
-        elif spelled and (ordinal := ORDINAL_TOKEN.match(low)):
-            amounts.append(((Fraction(ordinal[1]), ORDINAL),))
-            content = low
-        elif spelled and (match := _AMOUNT.match(token)):
-            minus, sign, digits, attached = match.groups()
-            if not sign and not attached and following.isalpha() and _is_unit(following):
-                attached = following
-                units_at.add(position + 1)
-            elif not sign and not attached and following in ("%", "$", "€", "£"):
-                sign = following
-                units_at.add(position + 1)
-            if "." in digits and not sign and not attached:  # 3.1 is not 3.10
-                versions.append(minus + digits)
-                content = versions[-1]
-            elif not (found := _amounts_of(sign, digits, attached, minus=bool(minus))):
-                names.add(low)  # "2x", or too long: an identifier
-                content = low
-            else:
-                amounts.append(found)
-                content = amount_text(*found[0])
-                if unchosen := plain_word(sign or attached):  # "6 pounds" are not yet money
-                    value = Fraction(digits.replace(",", ""))
-                    content = amount_text(-value if minus else value, unchosen)
-        elif low in ORDINALS:
-            amounts.append(((Fraction(ORDINALS[low]), ORDINAL),))
-            content = f"{ORDINALS[low]}th"
-        elif is_negation(low) or is_restriction(bare, following.casefold()):
-            normal.append(low if is_restriction(bare, following.casefold()) else "not")
-            before = lowered[position - 1] if position else ""
-            asks_either = before == following.casefold() and len(before) == 1  # "能不能": can one
-            if not asks_either and not _is_idiom(low, before=before, after=following.casefold()):
-                negations.append(position)
-            starts_sentence = False
-            continue
-        elif low in _RELATIVE_DAYS or low.removesuffix("s") in _WEEKDAYS:
-            content = low.removesuffix("s") if low.endswith("days") else low
-            dates.append(content)
-        elif (low in MONTHS and low != "may") or (
-            token == "May" and not starts_sentence and not all_capitals
-        ):
-            dates.append(f"m{MONTHS[low]}")
-            content = low
-        letter = not content and _is_letter(lowered, position, among_letters=among_letters)
-        if letter:
-            names.add(low)
-        if not content:
-            content = low
-            if low.partition("'")[0] not in STOPWORDS and _is_name(
-                token, starts_sentence=starts_sentence, all_capitals=all_capitals
-            ):
-                names.add(_name_of(token, low))
-        normal.append(content)
-        starts_sentence = False
-        if low in _ROLE_WORDS:
-            role_open = low
-        if low in _AFTER_THINGS:
-            by_open = low == "by"
-        contraction = "'" in low and low.partition("'")[0] in STOPWORDS
-        if letter or (low not in STOPWORDS and low not in _ROLE_WORDS and not contraction):
-            word = content if content != low else stem_of(low)
-            words.append(word)
-            if by_open and content == low:  # dates and amounts have guards of their own
-                goes_by.append(word)
-            if role_open is not None:
-                roles.append((role_open, word))
-                role_open = None
-    joined = _SPACE.sub(" ", " ".join(normal))
-    said = {low for place, low in enumerate(lowered) if place not in units_at}
-    for low in [low for low in said if "-" in low]:
-        said.update(low.split("-"))
-        said.add(low.replace("-", ""))
-    word_set = frozenset(said) | frozenset(words) | frozenset(names)
-    counts.append(len(words))
-    return Question(
-        text=text,
-        normal=joined,
-        fingerprint=fingerprint_of(joined),
-        words=tuple(words),
-        word_set=word_set,
-        stems=frozenset(map(stem_of, word_set)),
-        negations=denials_of(lowered, negations, words, counts),
-        amounts=tuple(found[0] for found in sorted(amounts)),
-        readings=tuple(sorted(amounts)),
-        dates=tuple(sorted(dates)),
-        versions=tuple(sorted(versions)),
-        names=frozenset(names),
-        symbols=tuple(symbols),
-        roles=tuple(roles),
-        goes_by=frozenset(goes_by),
-        done_by=_done_by(lowered, dict(roles)),
-        asks=next((word for word in lowered if word in ASKING), ""),
-        language=_language_of(plain, lowered),
-    )
+    return _Reader(text).read()
