@@ -102,7 +102,9 @@ class Receipt:
             does not count. None until `with_measured` is called.
         measured_accesses: How many accesses to content keys that figure stands on.
         heat_keys: Content keys with heat that the plan was made from; 0 means a blind warm-up.
-        error: Why loading stopped early, or the prediction could not be tried; None when neither.
+        error: Why loading stopped early; None when it did not.
+        untried: Why the prediction could not be tried on the newest accesses, so that it stands on
+            the heat's own estimate; None where it was, and where there are none.
     """
 
     started_s: float
@@ -122,6 +124,7 @@ class Receipt:
     heat_keys: int = 0
     error: str | None = None
     version: int = RECEIPT_VERSION
+    untried: str | None = None
 
     @property
     def state(self) -> str:
@@ -235,6 +238,8 @@ class Receipt:
         out += ["", f"  predicted hit ratio {self.predicted_hit_ratio:.3f}"]
         if abs(self.planned_hit_ratio - self.predicted_hit_ratio) > 5e-4:
             out[-1] += f" (planned {self.planned_hit_ratio:.3f})"
+        if self.untried is not None:
+            out.append(f"  not tried on the newest accesses: {self.untried}")
         if self.measured_hit_ratio is None:
             out.append("  measured hit ratio  not yet")
         else:

@@ -156,6 +156,7 @@ def run_warm(
         predicted_hit_ratio=run.covered_ratio(),
         heat_keys=run.heat_keys,
         error=run.error,
+        untried=run.untried,
     )
     rest()
     log.info(
@@ -234,6 +235,7 @@ class _Run:
         self.plan_seconds = 0.0
         self.heat_keys = 0
         self.error: str | None = None
+        self.untried: str | None = None
 
     @property
     def planned_hit_ratio(self) -> float:
@@ -256,8 +258,8 @@ class _Run:
     def predict(self) -> None:
         """Try the last plan's units on the accesses held back, and predict by what came of it.
 
-        Only called when all is loaded: it takes longer than the plan did. What fails here is told
-        like a load that failed; the prediction then stands on the coverage given.
+        Only called when all is loaded: it takes longer than the plan did. Where it fails, what is
+        loaded is none the less so: the prediction stands on the coverage given, and says so.
         """
         if not self._limits.held_back or self.error is not None:
             return
@@ -266,7 +268,8 @@ class _Run:
                 self._batches, self._sources, self._limits.held_back, rest=self._rest
             )
         except (StokerError, OSError) as error:
-            self._stop("the prediction", error)
+            self.untried = str(error)
+            log.error("prefetch.prediction_untried", reason=self.untried)
             return
         if tried is not None:
             self._coverage = tried

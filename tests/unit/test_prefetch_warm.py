@@ -289,8 +289,10 @@ def test_the_prediction_is_tried_once_all_is_loaded() -> None:
 def test_a_prediction_that_cannot_be_tried_is_told_and_takes_no_load_back() -> None:
     room = ToldRoom(FakeClock(), fails=True)
     receipt = warm_told(room)
-    assert receipt.error == "the prediction: the ids went away"
-    assert receipt.state == "partial"
+    assert receipt.untried == "the ids went away"
+    assert (receipt.error, receipt.state) == (None, "complete")
+    assert "not tried on the newest accesses: the ids went away" in receipt.render()
+    assert Receipt.from_json(receipt.to_json()) == receipt
     assert receipt.resident_bytes == 1000
     assert receipt.predicted_hit_ratio == warm_told(room, held_back=()).predicted_hit_ratio
 
