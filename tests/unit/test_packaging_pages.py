@@ -73,7 +73,7 @@ def test_every_target_is_phony_and_listed() -> None:
 def test_the_first_example_runs_as_written(tmp_path: Path) -> None:
     (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     lines = [line for line in example.splitlines() if line.strip()]
-    assert len(lines) == 5, "the page promises five lines"
+    assert len(lines) <= 10, "a first example is read in one look"
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     done = subprocess.run(
         [sys.executable, "-P", "-W", "error", "-c", example],
