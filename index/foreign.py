@@ -196,6 +196,30 @@ def _from_hnswlib(path: Path) -> ForeignIndex:
     return ForeignIndex("hnswlib", graph.vectors[alive], ids[alive], None, notes=(note,))
 
 
+def _why_linked_anew(foreign: ForeignIndex, vectors: NDArray[Any], metric: str) -> str | None:
+    """Say why the file's graph, if it has one, cannot be taken; None where it can."""
+    from stoker.index.equal_rows import first_of_equals
+
+    graph = foreign.graph
+    if graph is None:
+        return None
+    if foreign.metric is not None and foreign.metric != metric:
+        return f"the graph was made for {foreign.metric}: linked anew for {metric}"
+    if not M_MIN <= graph.m <= M_MAX:
+        return (
+            f"its graph has up to {graph.m} neighbors a node, and {M_MIN} to {M_MAX} can be taken: "
+            "linked anew"
+        )
+    first = first_of_equals(vectors, metric=metric, group_max=graph.m0)
+    if first is None:
+        return None
+    copies = int(np.unique(first, return_counts=True)[1].max())
+    return (
+        f"a vector stands in it {copies} times, more than a node has links: walks would be "
+        "caught among the copies, so all is linked anew"
+    )
+
+
 def import_foreign(
     target: Path | str,
     foreign: ForeignIndex,
@@ -224,7 +248,6 @@ def import_foreign(
             twice, or something is at ``target``.
     """
     from stoker.index.build import build_segment, check_vectors, heat_by_row
-    from stoker.index.equal_rows import first_of_equals
     from stoker.index.ids import normalize_ids
     from stoker.index.seal import BuildReport, seal_graph
 
@@ -239,25 +262,9 @@ def import_foreign(
     if foreign.ids is not None:
         check_names(foreign.ids)
     ids = normalize_ids(foreign.ids, len(vectors))
-    graph, notes = foreign.graph, list(foreign.notes)
-    if graph is not None and foreign.metric is not None and foreign.metric != chosen:
-        notes.append(f"the graph was made for {foreign.metric}: linked anew for {chosen}")
-        graph = None
-    if graph is not None and not M_MIN <= graph.m <= M_MAX:
-        notes.append(
-            f"its graph has up to {graph.m} neighbors a node, and {M_MIN} to {M_MAX} can be taken: "
-            "linked anew"
-        )
-        graph = None
-    if graph is not None:
-        first = first_of_equals(vectors, metric=chosen, group_max=graph.m0)
-        if first is not None:
-            copies = int(np.unique(first, return_counts=True)[1].max())
-            notes.append(
-                f"a vector stands in it {copies} times, more than a node has links: walks would be "
-                "caught among the copies, so all is linked anew"
-            )
-            graph = None
+    why_anew = _why_linked_anew(foreign, vectors, chosen)
+    graph = foreign.graph if why_anew is None else None
+    notes = foreign.notes if why_anew is None else (*foreign.notes, why_anew)
 
     def build(path: Path) -> BuildReport:
         if graph is None:
@@ -312,7 +319,7 @@ def import_foreign(
         dim=int(vectors.shape[1]),
         metric=chosen,
         documents=written[0],
-        notes=tuple(notes),
+        notes=notes,
         build=dataclasses.asdict(report),
     )
 
