@@ -22,7 +22,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -289,11 +289,10 @@ def simulate_tiers(
         raise InputError("no access is left to measure; is --warm-until beyond the trace's end?")
     keys = trace.keys.tolist()
     size_of = [1.0] * trace.footprint if sizes is None else sizes.tolist()
-    explained: tuple[dict[str, Any], ...] = ()
-    mixed = sizes is not None and len(np.unique(sizes)) > 1
-    found: dict[str, tuple[NDArray[np.int8], list[int], float]] = {}
+    runs: dict[str, _Run] = {}
     for name in policies:
-        if name == "oracle" and mixed:
+        if name == "oracle" and sizes is not None and len(np.unique(sizes)) > 1:
+            runs[name] = _bound_run(trace.keys, sizes, gpu_room, host_room, measured)
             continue
         placement: _Tiered
         if name == "qlearning":
@@ -314,54 +313,88 @@ def simulate_tiers(
             placement = _oracle(gpu_room, host_room, trace.keys)
         else:
             raise InputError(f"policy {name!r}, expected one of {', '.join(TIERED)}")
-        began = time.process_time()
-        tiers = np.fromiter(
-            (placement.access(key, size=size_of[key], time_s=None) for key in keys),
-            np.int8,
-            count=len(keys),
-        )
-        found[name] = tiers, placement.moved, time.process_time() - began
-        if isinstance(placement, _QLearning):
-            explained = tuple(placement.explain(key) for key in explain)
-    ratios = {
-        name: (float((tiers[measured] == GPU).mean()), float((tiers[measured] == HOST).mean()))
-        for name, (tiers, _, _) in found.items()
-    }
-    if "oracle" in policies and mixed:
-        assert sizes is not None
-        gpu = reuse_bound(trace.keys, sizes, gpu_room, measured)
-        both = reuse_bound(trace.keys, sizes, gpu_room + host_room, measured)
-        ratios["oracle"] = gpu, both - gpu
-        found["oracle"] = np.empty(0, np.int8), [0, 0], 0.0
-    read = costs.read_us
-    mean = {
-        name: gpu * read[GPU] + host * read[HOST] + (1.0 - gpu - host) * read[NVME]
-        for name, (gpu, host) in ratios.items()
-    }
+        runs[name] = _run(placement, keys, size_of, measured, explain)
+    mean = {name: run.read_us(costs) for name, run in runs.items()}
     gain = mean["lru"] - mean["oracle"] if {"lru", "oracle"} <= mean.keys() else 0.0
-    outcomes = []
-    for name in policies:
-        _, moved, seconds = found[name]
-        links = (
-            moved[GPU] * costs.move_us(NVME, GPU) + moved[HOST] * costs.move_us(GPU, HOST)
-        ) / len(keys)
-        outcomes.append(
-            TieredOutcome(
-                policy=name,
-                gpu_room=gpu_room,
-                host_room=host_room,
-                accesses=count,
-                gpu_ratio=ratios[name][0],
-                host_ratio=ratios[name][1],
-                read_us=mean[name],
-                moves_per_access=sum(moved) / len(keys),
-                total_us=mean[name] + links,
-                oracle_share=(mean["lru"] - mean[name]) / gain if gain > 0.0 else None,
-                seconds=seconds,
-                explained=explained if name == "qlearning" else (),
-            )
+    return [
+        TieredOutcome(
+            policy=name,
+            gpu_room=gpu_room,
+            host_room=host_room,
+            accesses=count,
+            gpu_ratio=run.gpu_ratio,
+            host_ratio=run.host_ratio,
+            read_us=mean[name],
+            moves_per_access=sum(run.moved) / len(keys),
+            total_us=mean[name] + run.moves_us(costs) / len(keys),
+            oracle_share=(mean["lru"] - mean[name]) / gain if gain > 0.0 else None,
+            seconds=run.seconds,
+            explained=run.explained,
         )
-    return outcomes
+        for name, run in ((name, runs[name]) for name in policies)
+    ]
+
+
+class _Run(NamedTuple):
+    """What one placement did to a trace.
+
+    Attributes:
+        gpu_ratio: Share of the measured accesses that the GPU had.
+        host_ratio: Share that host memory had.
+        moved: Units moved onto each tier, over all of the trace.
+        seconds: CPU time of all its decisions.
+        explained: Why the keys asked for lie where they do, where the placement can say.
+    """
+
+    gpu_ratio: float
+    host_ratio: float
+    moved: Sequence[int]
+    seconds: float
+    explained: tuple[dict[str, Any], ...]
+
+    def read_us(self, costs: TierCosts) -> float:
+        """Mean time of a measured access."""
+        read, gpu, host = costs.read_us, self.gpu_ratio, self.host_ratio
+        return gpu * read[GPU] + host * read[HOST] + (1.0 - gpu - host) * read[NVME]
+
+    def moves_us(self, costs: TierCosts) -> float:
+        """Time of all moves."""
+        to_gpu, to_host = costs.move_us(NVME, GPU), costs.move_us(GPU, HOST)
+        return self.moved[GPU] * to_gpu + self.moved[HOST] * to_host
+
+
+def _run(
+    placement: _Tiered,
+    keys: list[int],
+    size_of: list[float],
+    measured: NDArray[np.bool_],
+    explain: Sequence[int],
+) -> _Run:
+    began = time.process_time()
+    tiers = np.fromiter(
+        (placement.access(key, size=size_of[key], time_s=None) for key in keys),
+        np.int8,
+        count=len(keys),
+    )
+    seconds = time.process_time() - began
+    explained: tuple[dict[str, Any], ...] = ()
+    if isinstance(placement, _QLearning):
+        explained = tuple(placement.explain(key) for key in explain)
+    gpu, host = (float((tiers[measured] == tier).mean()) for tier in (GPU, HOST))
+    return _Run(gpu, host, placement.moved, seconds, explained)
+
+
+def _bound_run(
+    keys: NDArray[np.int64],
+    sizes: Floats,
+    gpu_room: float,
+    host_room: float,
+    measured: NDArray[np.bool_],
+) -> _Run:
+    """What no placement of units of unlike sizes passes; it moves nothing."""
+    gpu = reuse_bound(keys, sizes, gpu_room, measured)
+    both = reuse_bound(keys, sizes, gpu_room + host_room, measured)
+    return _Run(gpu, both - gpu, [0, 0], 0.0, ())
 
 
 class _QLearning:
