@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,6 +38,8 @@ FILES: Final = {
 }
 # The one file that a segment may do without: version 1 did, and so do vectors too short for it.
 OPTIONAL: Final = "coarse"
+# Raises with what is wrong, where it is: (holds, what).
+_Need = Callable[[bool, str], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,6 +196,35 @@ def _check(manifest: Manifest, path: Path) -> None:
         f"page_bytes {manifest.page_bytes!r}",
     )
     need(is_count(manifest.entry_row), f"entry_row {manifest.entry_row!r}")
+    _check_coarse(manifest, need)
+    need(
+        isinstance(manifest.file_crcs, dict)
+        and set(manifest.file_crcs) == set(manifest.files)
+        and all(map(is_count, manifest.file_crcs.values())),
+        "file_crcs does not name the segment's files",
+    )
+    need(manifest.id_kind in ("int", "str"), f"id_kind {manifest.id_kind!r}")
+    need(manifest.id_by_row_dtype in ("<u4", "<i8", "<u8"), f"{manifest.id_by_row_dtype!r}")
+    need(
+        is_int(manifest.id_text_bytes) and 0 <= manifest.id_text_bytes < 1 << 48,
+        f"id_text_bytes {manifest.id_text_bytes!r}",
+    )
+    _check_levels(manifest, need)
+    need(manifest.levels[0].count == manifest.count, "level 0 does not hold every row")
+    for name in ("code_record_bytes", "code_per_page", "refine_record_bytes", "refine_per_page"):
+        need(is_count(getattr(manifest, name)) and getattr(manifest, name) >= 1, name)
+    for name in ("m", "ef_construction", "vector_record_bytes", "hot_rows"):
+        need(is_count(getattr(manifest, name)), f"{name} {getattr(manifest, name)!r}")
+    for name in ("seed", "total_bytes"):
+        value = getattr(manifest, name)
+        need(is_int(value) and 0 <= value < 1 << 64, f"{name} {value!r}")
+    if manifest.calibration is not None:
+        what = wrong_with(manifest.calibration, has_coarse=manifest.has_coarse)
+        need(what is None, f"calibration: {what}")
+
+
+def _check_coarse(manifest: Manifest, need: _Need) -> None:
+    """Refuse sizes of coarse codes and of their basis that contradict each other."""
     for name in (
         "coarse_record_bytes",
         "coarse_per_page",
@@ -217,18 +249,10 @@ def _check(manifest: Manifest, path: Path) -> None:
         f"coarse_wide_blocks {manifest.coarse_wide_blocks!r}, "
         f"coarse_fine {manifest.coarse_fine!r}, coarse_blocks {manifest.coarse_blocks!r}",
     )
-    need(
-        isinstance(manifest.file_crcs, dict)
-        and set(manifest.file_crcs) == set(manifest.files)
-        and all(map(is_count, manifest.file_crcs.values())),
-        "file_crcs does not name the segment's files",
-    )
-    need(manifest.id_kind in ("int", "str"), f"id_kind {manifest.id_kind!r}")
-    need(manifest.id_by_row_dtype in ("<u4", "<i8", "<u8"), f"{manifest.id_by_row_dtype!r}")
-    need(
-        is_int(manifest.id_text_bytes) and 0 <= manifest.id_text_bytes < 1 << 48,
-        f"id_text_bytes {manifest.id_text_bytes!r}",
-    )
+
+
+def _check_levels(manifest: Manifest, need: _Need) -> None:
+    """Refuse links that would not fit their pages, or pages that would not hold their rows."""
     need(0 < len(manifest.levels) <= 64, f"{len(manifest.levels)} levels")
     for number, level in enumerate(manifest.levels):
         for field in dataclasses.fields(level):
@@ -248,14 +272,3 @@ def _check(manifest: Manifest, path: Path) -> None:
             f"levels[{number}]: {level.count} rows are not in pages {level.first_page} to "
             f"{level.first_page + level.page_count}",
         )
-    need(manifest.levels[0].count == manifest.count, "level 0 does not hold every row")
-    for name in ("code_record_bytes", "code_per_page", "refine_record_bytes", "refine_per_page"):
-        need(is_count(getattr(manifest, name)) and getattr(manifest, name) >= 1, name)
-    for name in ("m", "ef_construction", "vector_record_bytes", "hot_rows"):
-        need(is_count(getattr(manifest, name)), f"{name} {getattr(manifest, name)!r}")
-    for name in ("seed", "total_bytes"):
-        value = getattr(manifest, name)
-        need(is_int(value) and 0 <= value < 1 << 64, f"{name} {value!r}")
-    if manifest.calibration is not None:
-        what = wrong_with(manifest.calibration, has_coarse=manifest.has_coarse)
-        need(what is None, f"calibration: {what}")

@@ -108,6 +108,24 @@ def check_crc(file: PagedFile, part: str, manifest: Manifest) -> None:
         )
 
 
+def _open_files(folder: Path, manifest: Manifest) -> dict[str, PagedFile]:
+    """Open all files but the ids'; part -> file, each the one that the manifest names."""
+    files: dict[str, PagedFile] = {}
+    for part in manifest.files:
+        if part == "ids":
+            continue
+        file = PagedFile(folder / FILES[part], kind=part)
+        check_crc(file, part, manifest)
+        if file.info.page_bytes != manifest.page_bytes:
+            raise SegmentFileCorrupt(
+                f"{file.path}: pages of {file.info.page_bytes} bytes, the manifest says "
+                f"{manifest.page_bytes}",
+                path=file.path,
+            )
+        files[part] = file
+    return files
+
+
 class SegmentPages:
     """The paged files of one segment under one page pool.
 
@@ -130,42 +148,13 @@ class SegmentPages:
         """Read headers, checksum tables and the centre; see `Segment.open` for what it raises."""
         m = manifest
         self._manifest = manifest
-        self._files: dict[str, PagedFile] = {}
+        self._files = _open_files(folder, manifest)
         self._upper_links = m.levels[0].first_page
-        upper_rows = m.levels[1].count if len(m.levels) > 1 else 0
-        for part in m.files:
-            if part == "ids":
-                continue
-            file = PagedFile(folder / FILES[part], kind=part)
-            check_crc(file, part, m)
-            if file.info.page_bytes != m.page_bytes:
-                raise SegmentFileCorrupt(
-                    f"{file.path}: pages of {file.info.page_bytes} bytes, the manifest says "
-                    f"{m.page_bytes}",
-                    path=file.path,
-                )
-            self._files[part] = file
-        centre = self._files["transform"].read_bytes()
-        basis = basis_size(m.basis, m.dim)
-        if len(centre) != 4 * m.dim + basis:
-            raise SegmentFileCorrupt(
-                f"{self._files['transform'].path}: {len(centre)} bytes, expected "
-                f"{4 * m.dim + basis}",
-                path=self._files["transform"].path,
-            )
+        transform = self._read_transform()
         self.navigation_bits = self._choose_bits(memory_bytes, settings)
         self._stages = _STAGES.get(self.navigation_bits, _VECTOR_STAGES)
         self.kinds = tuple(kind for kind in PAGE_KINDS if kind in self._stages)
-        if m.walks_vectors:
-            self._walked = "vectors"
-            self._upper_codes = -(-upper_rows * m.vector_record_bytes // m.page_bytes)
-        else:
-            self._walked, per_page = (
-                ("codes", m.code_per_page)
-                if self.navigation_bits == 4
-                else ("coarse", m.coarse_per_page)
-            )
-            self._upper_codes = -(-upper_rows // per_page) if upper_rows else 0
+        self._walked, self._upper_codes = self._walked_part()
         parts = _PARTS.get(self.navigation_bits, _PARTS[4])
         pages = sum(self._files[part].info.page_count for part in parts)
         # What is held beside the pages counts too.
@@ -201,10 +190,34 @@ class SegmentPages:
                 table_crc=file.info.table_crc,
                 cluster_pages=cluster if part in ("links", self._walked) else 1,
             )
-        self.centre = centre[: 4 * m.dim].view("<f4").astype(np.float32)
+        self.centre = transform[: 4 * m.dim].view("<f4").astype(np.float32)
         self.basis = (
-            basis_of(centre[4 * m.dim :], m.basis, m.dim) if self.navigation_bits == 2 else None
+            basis_of(transform[4 * m.dim :], m.basis, m.dim) if self.navigation_bits == 2 else None
         )
+
+    def _read_transform(self) -> NDArray[np.uint8]:
+        """Bytes of the centre, and behind them of the basis of coarse codes."""
+        m, file = self._manifest, self._files["transform"]
+        raw = file.read_bytes()
+        expected = 4 * m.dim + basis_size(m.basis, m.dim)
+        if len(raw) != expected:
+            raise SegmentFileCorrupt(
+                f"{file.path}: {len(raw)} bytes, expected {expected}", path=file.path
+            )
+        return raw
+
+    def _walked_part(self) -> tuple[str, int]:
+        """Which part walks compare, and how many of its pages hold rows of upper levels."""
+        m = self._manifest
+        upper_rows = m.levels[1].count if len(m.levels) > 1 else 0
+        if m.walks_vectors:
+            return "vectors", -(-upper_rows * m.vector_record_bytes // m.page_bytes)
+        part, per_page = (
+            ("codes", m.code_per_page)
+            if self.navigation_bits == 4
+            else ("coarse", m.coarse_per_page)
+        )
+        return part, -(-upper_rows // per_page) if upper_rows else 0
 
     def _choose_bits(self, memory_bytes: int, settings: IndexSettings) -> int:
         """4 bits where the budget holds all of them, or where there are no others; else 2.
