@@ -105,6 +105,7 @@ def _panel(axis: Any, figure: ScenarioFigures, options: BenchOptions) -> dict[st
     limit = figure.slo_ms
     axis.axhline(limit, color="#333333", linewidth=0.9, linestyle="--", zorder=1)
     axis.set_yscale("log")
+    axis.yaxis.set_major_formatter("{x:g}")
     axis.set_xlim(0, options.seconds)
     title = f"{figure.name}  (dashed: SLO, {limit:.2f} ms)"
     axis.set_title(title, loc="left", fontweight="bold", fontsize=11)
@@ -115,10 +116,12 @@ def _panel(axis: Any, figure: ScenarioFigures, options: BenchOptions) -> dict[st
 def _slo(plot: Any, figures: Sequence[ScenarioFigures], folder: Path, options: BenchOptions) -> str:
     """Bars of time-to-SLO, one panel a scenario, with what had been read by then."""
     shown = [m for m in reversed(METHODS) if any(figure.row(m) for figure in figures)]
+    columns = min(3, len(figures))
+    rows = -(-len(figures) // columns)
     canvas, axes = plot.subplots(
-        1,
-        len(figures),
-        figsize=(2.2 + 3.0 * len(figures), 1.6 + 0.42 * len(shown)),
+        rows,
+        columns,
+        figsize=(2.2 + 3.2 * columns, 0.6 + (1.0 + 0.42 * len(shown)) * rows),
         sharey=True,
         sharex=True,
         squeeze=False,
@@ -126,18 +129,23 @@ def _slo(plot: Any, figures: Sequence[ScenarioFigures], folder: Path, options: B
     )
     reached = [row.slo_s for figure in figures for row in figure.rows if row.slo_s is not None]
     widest = max([*reached, 0.1])
-    for axis, figure in zip(axes[0], figures, strict=True):
+    for axis, figure in zip(axes.flat, figures, strict=False):
         for place, method in enumerate(shown):
             row = figure.row(method)
             if row is None:
-                axis.text(widest * 0.03, place, "not measured", va="center", fontsize=8)
+                axis.text(widest * 0.03, place, "not measured", va="center", fontsize=9)
                 continue
             _bar(axis, place, row, widest)
         axis.set_title(figure.name, loc="left", fontweight="bold")
         axis.set_xlim(0, widest * 1.45)
         axis.grid(axis="x", alpha=0.25)
-        axis.set_xlabel("s since process start")
         axis.set_axisbelow(True)
+    for axis in axes.flat[len(figures) :]:
+        axis.axis("off")
+    for column in range(columns):
+        last = axes[(len(figures) - 1 - column) // columns][column]
+        last.set_xlabel("s since process start")
+        last.tick_params(labelbottom=True)
     axes[0][0].set_yticks(range(len(shown)), [METHOD_LABELS[method] for method in shown])
     canvas.suptitle(f"Time until p99 stays within {SLO_FACTOR} × steady, and MiB read by then")
     return _saved(plot, canvas, folder / "coldstart-slo.png")
@@ -151,7 +159,7 @@ def _bar(axis: Any, place: int, row: MethodRow, widest: float) -> None:
             place,
             "not within the run",
             va="center",
-            fontsize=8,
+            fontsize=9,
             bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5},
         )
         return
@@ -159,7 +167,7 @@ def _bar(axis: Any, place: int, row: MethodRow, widest: float) -> None:
     text = f" {row.slo_s:.2f} s"
     if row.slo_bytes is not None and row.slo_bytes >= 0:
         text += f", {row.slo_bytes / _MIB:.0f} MiB"
-    axis.text(row.slo_s, place, text, va="center", fontsize=8)
+    axis.text(row.slo_s, place, text, va="center", fontsize=9)
 
 
 def _saved(plot: Any, canvas: Any, path: Path) -> str:
