@@ -22,8 +22,8 @@ import structlog
 from stoker.errors import InputError
 from stoker.kvcache.block_names import BlockHash, hashes_of, root_hash
 from stoker.kvcache.kv_file import KvCorrupt, read_kv, write_kv
+from stoker.kvcache.kv_slices import joined
 from stoker.kvcache.language_model import Kv
-from stoker.kvcache.prefix_blocks import joined
 
 log = structlog.get_logger(__name__)
 

@@ -33,9 +33,10 @@ from stoker.kvcache.chunk_gate import GatePrompt, measure_gate
 from stoker.kvcache.chunk_reuse import encode_chunk, place_chunks, run_placed
 from stoker.kvcache.first_token import measure_first_token
 from stoker.kvcache.kv_file import write_kv
+from stoker.kvcache.kv_slices import joined
 from stoker.kvcache.language_model import Kv, LanguageModel
 from stoker.kvcache.layer_loads import LayerFile, LayerLoader, load_first, overlapped_cache
-from stoker.kvcache.prefix_blocks import PrefixBlocks, joined
+from stoker.kvcache.prefix_blocks import PrefixBlocks
 from stoker.kvcache.settings import KvcacheSettings
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))

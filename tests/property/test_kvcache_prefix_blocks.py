@@ -15,9 +15,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from stoker.errors import InputError
 from stoker.kvcache.block_names import BlockHash, block_hash, root_hash
+from stoker.kvcache.block_tree import BlocksFull
 from stoker.kvcache.engine_blocks import EngineBlocks
 from stoker.kvcache.language_model import Kv
-from stoker.kvcache.prefix_blocks import BlocksFull, PrefixBlocks, SequenceId
+from stoker.kvcache.prefix_blocks import PrefixBlocks, SequenceId
 from stoker.kvcache.prefix_tier import FileTier
 
 BLOCK = 2
@@ -246,8 +247,8 @@ def steps_of_a_match(cached: int, prompt: list[int]) -> tuple[int, int, int]:
         identity, _ = cache.begin(root, [])
         cache.extend(identity, [*first, 7, number, number, 1])
         cache.end(identity)
-    table = CountedTable(cache._blocks)
-    cache._blocks = table
+    table = CountedTable(cache._tree.blocks)
+    cache._tree.blocks = table
     CountedToken.compared = 0
     match = cache.match(root, [CountedToken(token) for token in prompt])
     return table.looked_up, CountedToken.compared, match.tokens + match.partial_tokens
