@@ -132,25 +132,24 @@ def test_nothing_but_one_vector(tmp_path: Path, count: int, m: int) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 40, 700])
-@pytest.mark.parametrize("bits", [2, 4])
-def test_a_search_as_wide_as_the_segment_meets_every_row(
-    tmp_path: Path, count: int, bits: int
-) -> None:
+def test_a_search_as_wide_as_the_segment_meets_every_row(tmp_path: Path, count: int) -> None:
     # A point in the middle of many directions draws all links, and cuts the others off.
     rng = np.random.default_rng(8)
     vectors = rng.standard_normal((count, 72)).astype(np.float32)
     vectors[: count // 10] = 0
     build_segment(tmp_path / "s", vectors, metric="l2", threads=1)
     queries = rng.standard_normal((5, 72)).astype(np.float32)
-    with Segment.open(tmp_path / "s", settings=IndexSettings(navigation_bits=bits)) as segment:
-        hits = segment.search(queries, count, ef=count, recall_target=0.9999)
-        for rows in hits.rows:
-            assert sorted(rows.tolist()) == list(range(count))
-        assert (hits.summary.completeness == 1).all()
-        assert (hits.summary.recall_bound >= 0.9).all()
-        if count == 40:  # Too few to calibrate: as wide anyway.
-            near = segment.search(queries, 3, recall_target=0.9999)
-            distances = ((queries[:, None] - vectors[None]) ** 2).sum(axis=2)
-            got = np.take_along_axis(distances, segment.ids_at(near.rows), axis=1)
-            assert (got <= np.sort(distances, axis=1)[:, 2:3] * 1.001).all()
-            assert (near.summary.recall_bound >= 0.9).all()
+    for bits in (2, 4):
+        with_bits = IndexSettings(navigation_bits=bits)
+        with Segment.open(tmp_path / "s", settings=with_bits) as segment:
+            hits = segment.search(queries, count, ef=count, recall_target=0.9999)
+            for rows in hits.rows:
+                assert sorted(rows.tolist()) == list(range(count))
+            assert (hits.summary.completeness == 1).all()
+            assert (hits.summary.recall_bound >= 0.9).all()
+            if count == 40:  # Too few to calibrate: as wide anyway.
+                near = segment.search(queries, 3, recall_target=0.9999)
+                distances = ((queries[:, None] - vectors[None]) ** 2).sum(axis=2)
+                got = np.take_along_axis(distances, segment.ids_at(near.rows), axis=1)
+                assert (got <= np.sort(distances, axis=1)[:, 2:3] * 1.001).all()
+                assert (near.summary.recall_bound >= 0.9).all()

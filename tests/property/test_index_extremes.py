@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from stoker.errors import InputError
 from stoker.index.build import build_segment
@@ -14,7 +15,24 @@ from stoker.index.collection import Collection
 from stoker.index.collection_build import build_collection
 from stoker.index.segment import Segment
 
-COUNT = 1_100
+COUNT, ASKED = 1_100, 40
+DIRECTIONS = 16
+
+
+def drawn(rng: np.random.Generator, dim: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Vectors and queries that vary along few directions and a little along all others.
+
+    As embeddings do. Drawn alike along thousands, all would lie equally far from each other: no
+    row is near then, and calibration looks for one as widely as it can.
+    """
+    count = COUNT + ASKED
+    if dim <= DIRECTIONS:
+        points = rng.standard_normal((count, dim))
+    else:
+        turn = rng.standard_normal((DIRECTIONS, dim)) / DIRECTIONS**0.5
+        points = rng.standard_normal((count, DIRECTIONS)) @ turn
+        points += 0.1 * rng.standard_normal((count, dim))
+    return points[:COUNT], points[COUNT:]
 
 
 @pytest.mark.parametrize(
@@ -31,9 +49,9 @@ def test_a_thousand_neighbors_at_either_end(
     dim: int, metric: str, dtype: Any, tmp_path: Path
 ) -> None:
     rng = np.random.default_rng(dim)
-    vectors = rng.standard_normal((COUNT, dim)).astype(dtype)
+    points, asked = drawn(rng, dim)
+    vectors, queries = points.astype(dtype), asked.astype(np.float32)
     build_segment(tmp_path / "s", vectors, metric=metric, ef_construction=60, m=8, threads=1)
-    queries = rng.standard_normal((4, dim)).astype(np.float32)
     stored = vectors.astype(np.float64)
     if metric == "cosine":
         stored = stored / np.linalg.norm(stored, axis=1, keepdims=True)

@@ -7,6 +7,7 @@ Calibration saw none of these queries.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,6 @@ from numpy.typing import NDArray
 from stoker.index.build import build_segment
 from stoker.index.calibrated import Calibration, KTable, wrong_with
 from stoker.index.k_tables import for_k
-from stoker.index.manifest import Manifest
 from stoker.index.segment import Segment, SegmentHits
 from stoker.index.settings import IndexSettings
 
@@ -28,6 +28,8 @@ ASKED = 160
 KS = (1, 3, 10, 30, 100, 300)
 # Standard errors that a mean of draws may be off: with so many cases one in fifty thousand is.
 SIGMAS = 4.0
+
+Opener = Callable[..., Segment]
 
 
 def gaussian(rng: np.random.Generator, dim: int) -> NDArray[np.float64]:
@@ -73,7 +75,6 @@ class Made:
     """A sealed segment, its vectors, queries, and the exact ranks of each row for each query."""
 
     path: Path
-    sort: str
     vectors: NDArray[np.float32]
     queries: NDArray[np.float32]
     ranks: NDArray[np.float64]
@@ -87,9 +88,9 @@ class Made:
         return np.minimum(good.mean(axis=1), 1.0)
 
 
-@pytest.fixture(scope="module", params=list(SORTS))
-def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
-    metric, dim, draw = SORTS[request.param]
+def make(path: Path, sort: str) -> Made:
+    """Draw a sort's vectors and queries, and seal a segment at ``path``."""
+    metric, dim, draw = SORTS[sort]
     rng = np.random.default_rng(SEED)
     vectors = np.asarray(draw(rng, dim), np.float32)
     # Half of what is asked is stored; the other half lies beside it.
@@ -97,7 +98,6 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     queries[::2] += (0.3 * vectors.std(axis=0) * rng.standard_normal((ASKED // 2, dim))).astype(
         "f4"
     )
-    path = tmp_path_factory.mktemp("by_k") / "s"
     build_segment(path, vectors, metric=metric, ef_construction=60, threads=1)
     x, q = vectors.astype(np.float64), queries.astype(np.float64)
     if metric == "cosine":
@@ -106,21 +106,31 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     if metric == "l2":
         ranks = 2 * ranks - (x * x).sum(axis=1)
         ranks -= (q * q).sum(axis=1, keepdims=True)
-    return Made(path, request.param, vectors, queries, ranks)
+    return Made(path, vectors, queries, ranks)
 
 
-def opened(path: Path, bits: int) -> Segment:
-    segment = Segment.open(path, settings=IndexSettings(navigation_bits=bits))
-    for batch in segment.unit_batches():
-        segment.load_units(batch.kind, batch.units)
-    return segment
+@pytest.fixture(scope="module")
+def maker(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Made]:
+    """Make each sort once."""
+    root = tmp_path_factory.mktemp("by_k")
+    return functools.cache(lambda sort: make(root / sort.replace(" ", "-"), sort))
 
 
-@pytest.mark.parametrize("bits", [4, 2])
-def test_of_every_k_answers_reach_what_they_state(made: Made, bits: int) -> None:
-    if bits == 2 and not Manifest.read(made.path).has_coarse:
-        pytest.skip("too few dimensions for coarse codes")
+@pytest.mark.parametrize(
+    ("sort", "bits"),
+    # Short vectors have no coarse codes.
+    [
+        (sort, bits)
+        for sort, (_, dim, _) in SORTS.items()
+        for bits in ((4, 2) if dim > 64 else (4,))
+    ],
+)
+def test_of_every_k_answers_reach_what_they_state(
+    maker: Callable[[str], Made], opened: Opener, sort: str, bits: int
+) -> None:
+    made = maker(sort)
     with opened(made.path, bits) as segment:
+        assert segment.navigation_bits == bits
         known = segment.calibration
         assert known is not None
         miss = 1 - known.confidence
@@ -130,7 +140,7 @@ def test_of_every_k_answers_reach_what_they_state(made: Made, bits: int) -> None
             for ef in (None, 64, 400):
                 hits = segment.search(made.queries, k, ef=ef)
                 recall = made.recall(segment, hits, k)
-                what = f"{made.sort}, {bits} bits, k {k}, ef {ef}"
+                what = f"{sort}, {bits} bits, k {k}, ef {ef}"
                 broken = float((recall < hits.summary.recall_bound - 1e-6).mean())
                 assert broken <= allowed, f"{what}: {broken:.2f} of bounds are broken"
                 # Both what was measured and what is found here are means of draws.
@@ -140,22 +150,26 @@ def test_of_every_k_answers_reach_what_they_state(made: Made, bits: int) -> None
                 assert recall.mean() >= stated - off - 0.005, f"{what}: {stated:.3f} is stated"
 
 
-def test_a_few_rows_are_scanned_where_no_walk_finds_enough(made: Made) -> None:
+@pytest.mark.parametrize("sort", SORTS)
+def test_a_few_rows_are_scanned_where_no_walk_finds_enough(
+    maker: Callable[[str], Made], opened: Opener, sort: str
+) -> None:
+    made = maker(sort)
     target = IndexSettings().recall_target
     with opened(made.path, 4) as segment:
         for k in (1, 10, 100):
             hits = segment.search(made.queries, k)
             recall = made.recall(segment, hits, k).mean()
             noise = SIGMAS * (target * (1 - target) / ASKED / k**0.5) ** 0.5
-            assert recall >= target - noise, f"{made.sort}, k {k}: {recall:.3f}"
+            assert recall >= target - noise, f"{sort}, k {k}: {recall:.3f}"
             # Whoever gives a width has a walk.
             assert not segment.search(made.queries, k, ef=100).summary.scanned.any()
         scanned = segment.search(made.queries, 100).summary.scanned
-        if made.sort in ("far from the origin", "popular rows"):
+        if sort in ("far from the origin", "popular rows"):
             assert scanned.all()
-        elif made.sort == "gaussian":
+        elif sort == "gaussian":
             assert not scanned.any()
-    if made.sort == "far from the origin":
+    if sort == "far from the origin":
         # Codes that have no room would be read anew by each query.
         with Segment.open(made.path, memory_bytes=1) as small:
             assert not small.search(made.queries[:5], 100).summary.scanned.any()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -95,24 +96,36 @@ def test_bytes_come_back_and_have_the_stated_size(dim: int) -> None:
     assert basis_of(raw[:0], nothing, dim) is None
 
 
+Sealer = Callable[[str, int], Path]
+
+
 @pytest.fixture(scope="module")
-def sealed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("basis") / "segment"
-    vectors = vectors_of(3_000, 128, 0.1)
-    build_segment(
-        folder, vectors, np.arange(3_000), metric="l2", m=8, ef_construction=60, threads=1
-    )
-    return folder
+def sealer(tmp_path_factory: pytest.TempPathFactory) -> Sealer:
+    """Segments of 2,000 such vectors, by metric and dimensions: each is built once."""
+    root = tmp_path_factory.mktemp("basis")
+
+    def sealed_of(metric: str, dim: int) -> Path:
+        path = root / f"{metric}-{dim}"
+        if not path.exists():
+            build_segment(path, vectors_of(2_000, dim, 0.1), metric=metric, m=8, threads=1)
+        return path
+
+    return sealed_of
+
+
+@pytest.fixture
+def sealed(sealer: Sealer) -> Path:
+    """One of them, to look into and to copy."""
+    return sealer("l2", 128)
 
 
 @pytest.mark.parametrize(
     ("metric", "dim"), [("ip", 128), ("cosine", 128), ("l2", 128), ("ip", 200), ("l2", 200)]
 )
-def test_coarse_walks_find_more_with_a_basis(metric: str, dim: int, tmp_path: Path) -> None:
+def test_coarse_walks_find_more_with_a_basis(metric: str, dim: int, sealer: Sealer) -> None:
     vectors = vectors_of(2_000, dim, 0.1)
     queries = vectors_of(100, dim, 0.1, seed=6)
-    build_segment(tmp_path / "s", vectors, np.arange(2_000), metric=metric, m=8, threads=1)
-    with Segment.open(tmp_path / "s", settings=TWO_BITS) as segment:
+    with Segment.open(sealer(metric, dim), settings=TWO_BITS) as segment:
         assert segment.manifest.coarse_directions > 0
         for batch in segment.unit_batches():
             if batch.kind in ("upper", "links", "coarse"):
