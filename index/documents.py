@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from stoker.errors import CapacityError, CorruptError, InputError, StokerError, UnavailableError
 from stoker.index.document_values import Change, Document, DocumentId, encode_metadata, row_crc
 from stoker.index.failpoint import failpoint
-from stoker.index.generation import fsync_folder
+from stoker.index.generation import REPLACED, file_identity, fsync_folder
 
 _APPLICATION_ID: Final = 0x53544B52
 _VERSION: Final = 1
@@ -98,7 +98,8 @@ class DocumentStore:
     Invariants:
         * offsets rise by one per change, in commit order, and ``on_commit`` sees that order;
         * a change is visible to ``on_commit`` only after it is durable;
-        * one process writes (the collection holds the lock); any number read.
+        * one process writes (the collection holds the lock); any number read;
+        * all connections are to the file that was opened, whatever lies at its path since.
     """
 
     def __init__(
@@ -124,6 +125,7 @@ class DocumentStore:
         self._closed = False
         self._broken = ""
         self._behind = False  # Whether memory is being brought up to what was committed.
+        self._file = file_identity(path)
         self._offset = int(self._meta("change_offset") or 0)
 
     @classmethod
@@ -248,6 +250,7 @@ class DocumentStore:
         if self._closed or self._broken or self._writer is None:
             reason = self._broken or ("closed" if self._closed else "opened for reading")
             raise StorageUnavailable(f"{self._path}: {reason}")
+        self.check_in_place()
         writer, offset, written = self._writer, self._offset, []
         try:
             writer.execute("BEGIN IMMEDIATE")
@@ -323,7 +326,26 @@ class DocumentStore:
         with self._commit_lock, _translated(self._path):
             if self._writer is None or self._closed:
                 raise StorageUnavailable(f"{self._path}: closed or opened for reading")
+            self.check_in_place()
             return int(self._writer.execute(statement, (upto,)).rowcount)
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the file that is open still lies at its path."""
+        return file_identity(self._path) == self._file
+
+    def check_in_place(self) -> None:
+        """Return if the file that is open still lies at its path.
+
+        Whoever puts another index into the folder's place leaves us on the old files: a change
+        would be acknowledged and lost with them, a merge would take the new index's place, and a
+        new connection would read texts of another index.
+
+        Raises:
+            StorageUnavailable: it does not.
+        """
+        if not self.in_place:
+            raise StorageUnavailable(f"{self._path}: {REPLACED}")
 
     # -- reading ---------------------------------------------------------------------------
 
@@ -510,8 +532,7 @@ class DocumentStore:
             self._busy_count += 1
         try:
             if connection is None:
-                with _translated(self._path):
-                    connection = _connect(self._path, writable=False)
+                connection = self._connected_reader()
             yield connection
         finally:
             keep = connection is not None and _ended(connection)
@@ -522,6 +543,16 @@ class DocumentStore:
                 elif connection is not None:
                     connection.close()
                 self._readers_changed.notify_all()
+
+    def _connected_reader(self) -> sqlite3.Connection:
+        with _translated(self._path):
+            connection = _connect(self._path, writable=False)
+        try:
+            self.check_in_place()
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
     def close(self) -> None:
         """Close every connection; calls that are under way end first, later ones are refused."""

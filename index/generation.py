@@ -259,6 +259,30 @@ def refuse_unread(path: Path, error: BaseException) -> None:
         cause = cause.__cause__
 
 
+REPLACED = (
+    "not the file that was opened; was the index replaced? Open it again, or restart the server"
+)
+
+
+def file_identity(path: Path) -> tuple[int, int] | None:
+    """Return what tells a file from all others, whatever its path; None where there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def refuse_replaced(path: Path, opened: tuple[int, int] | None) -> None:
+    """Raise UnavailableError where another file lies at ``path`` than the one that was opened.
+
+    Whoever puts a rebuilt index into the place of one that is served leaves us on the old files.
+    What is read by its path is then no damage, and no answer either.
+    """
+    if (found := file_identity(path)) is not None and found != opened:
+        raise UnavailableError(f"{path}: {REPLACED}")
+
+
 def storage_error(path: Path, error: OSError) -> StokerError:
     """Return the error of ours that says what ``error`` means to the caller."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):

@@ -117,6 +117,7 @@ class Merger:
         Raises:
             NoRoom: the disk is full; the old generation goes on.
             MergeCancelled: closed meanwhile.
+            UnavailableError: another index was put in this one's place; it is left alone.
         """
         store = self._store
         started = time.monotonic()
@@ -133,6 +134,7 @@ class Merger:
                 # Rewriting with newer heat moves pages, even where no row has changed.
                 if not has_work(view, chosen) and not (full and heat and chosen):
                     return MergeReport(view.generation.number, merged=False)
+                store.check_in_place()
                 if heat is None:
                     heat = self._newest_heat()
                 sealed, bytes_written = self._built(view, chosen, heat, step)
@@ -142,7 +144,9 @@ class Merger:
                 except BaseException as error:
                     if sealed is not None:
                         sealed.release()
-                        if read_current(self._serving.path).number == view.generation.number:
+                        if store.in_place and (
+                            read_current(self._serving.path).number == view.generation.number
+                        ):
                             remove_segment(self._serving.path, sealed.entry.name)
                         sealed = None
                     let_go(error)
@@ -248,6 +252,7 @@ class Merger:
             fresh = fresh.without(view.delta.changed_after(frozen))
         gone = {segment.sealed.entry.name for segment in chosen}
         with store.writes_paused():
+            store.check_in_place()
             now = self._serving.view
             if fresh is not None:
                 fresh = fresh.without(now.delta.changed_after(frozen))
@@ -277,6 +282,7 @@ class Merger:
         try:
             # A segment's dead rows are those that changed after it was sealed: these deletes are
             # what its file of dead rows is made anew from.
+            store.check_in_place()
             sealed = [entry.sealed_offset for entry in generation.segments]
             store.purge_deleted(min(sealed, default=generation.change_offset))
             if not self._settings.sealed_vectors_kept:

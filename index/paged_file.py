@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 import stoker.kernels._core as _core
 from stoker.errors import CorruptError, InputError
-from stoker.index.generation import refuse_unread
+from stoker.index.generation import refuse_replaced, refuse_unread
 
 MAGIC: Final = b"STOKERSG"
 VERSION: Final = 1
@@ -240,11 +240,12 @@ class PagedFile:
         try:
             with open(path, "rb") as file:
                 header = file.read(HEADER_BYTES)
-                size = os.fstat(file.fileno()).st_size
+                found = os.fstat(file.fileno())
         except OSError as error:
             refuse_unread(path, error)
             raise SegmentFileCorrupt(f"{path}: cannot be read: {error}", path=path) from error
-        self.info = _parse_header(path, header, size, kind)
+        self._file = found.st_dev, found.st_ino
+        self.info = _parse_header(path, header, found.st_size, kind)
 
     def checksums(self) -> NDArray[np.uint32]:
         """The CRC-32C of each page, uint32, shape (page_count,), itself checked.
@@ -256,6 +257,7 @@ class PagedFile:
         offset = info.table_offset
         raw = self._read_many(offset, info.page_count * 4)
         if len(raw) != info.page_count * 4 or _core.crc32c(raw) != info.table_crc:
+            refuse_replaced(self.path, self._file)
             raise SegmentFileCorrupt(
                 f"{self.path}: the checksum table at offset {offset} is damaged; "
                 "run `stoker verify`, then `stoker repair`",
@@ -281,6 +283,7 @@ class PagedFile:
         else:
             raw = self._read_many(offset, count * info.page_bytes)
         if len(raw) != count * info.page_bytes:
+            refuse_replaced(self.path, self._file)
             raise SegmentFileCorrupt(
                 f"{self.path}: ends at offset {offset + len(raw)}, expected "
                 f"{offset + count * info.page_bytes}",
@@ -289,6 +292,7 @@ class PagedFile:
         pages = raw.reshape(count, info.page_bytes)
         bad = np.flatnonzero(_core.crc32c_pages(pages) != checksums[first : first + count])
         if len(bad):
+            refuse_replaced(self.path, self._file)
             page = first + int(bad[0])
             raise SegmentFileCorrupt(
                 f"{self.path}: page {page} at offset {HEADER_BYTES + page * info.page_bytes} "

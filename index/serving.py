@@ -281,6 +281,8 @@ class Serving:
         if not sealed.release() or self.mode != "rw" or self.closed:
             return
         failpoint("merge.before_remove")
+        if self.store is not None and not self.store.in_place:
+            return  # what has its name there now is another index's
         try:
             remove_segment(self.path, sealed.entry.name)
         except OSError as error:
@@ -304,11 +306,15 @@ class Serving:
         """Show what a writing process has changed since; True when anything had.
 
         For readers: the writer always sees its own changes.
+
+        Raises:
+            UnavailableError: another index lies at the path now; what was opened goes on serving.
         """
         if self.mode == "rw" or self._bare:
             return False
         with self._refresh_lock, self.taken() as before:
             assert self.store is not None
+            self.store.check_in_place()
             view = before
             if self.store.stored_offset() > view.change_offset:
                 changes = list(self.store.changes(view.change_offset))
