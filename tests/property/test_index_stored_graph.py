@@ -50,7 +50,12 @@ def test_unpacked_links_are_those_that_were_packed(rows: int, m: int, bits: int,
 
 
 def vectors_of(count: int, dim: int) -> NDArray[np.float32]:
-    return np.random.default_rng(SEED).standard_normal((count, dim)).astype(np.float32)
+    """Vectors in a hundred clusters; the first of many are those of few."""
+    centres = np.random.default_rng(SEED).standard_normal((100, dim))
+    rng = np.random.default_rng(SEED + 1)
+    noise = rng.standard_normal((2_050, dim))[:count]
+    of = rng.integers(0, 100, 2_050)[:count]
+    return (centres[of] + 0.5 * noise).astype(np.float32)
 
 
 def test_a_segment_sealed_anew_by_its_own_links_answers_alike(
