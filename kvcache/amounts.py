@@ -29,6 +29,65 @@ _DAYS_SHORT = {
     for short in shorts.split()
 }  # fmt: skip
 _DAYS_PLAIN = set_of("tue tues thu thur thurs fri weds")  # no English words
+# What stands before "Sun" the day, and seldom before the Sun.
+_BEFORE_DAYS = set_of("on by until till next last this every each through thru before after since")
+_OF = frozenset(("of", "de", "."))  # "5th of May", "5 de mayo", "5. Mai"
+_BETWEEN_DAYS = set_of("to and or - – /")
+# Weekdays and months of other languages that are no English words, from Monday and January on.
+_DAYS_ELSEWHERE = (
+    "montag dienstag mittwoch donnerstag freitag samstag/sonnabend sonntag",
+    "lundi mardi mercredi jeudi vendredi samedi dimanche",
+    "lunes martes miércoles jueves viernes sábado domingo",
+    "lunedì martedì mercoledì giovedì venerdì sabato domenica",
+    "segunda-feira terça-feira quarta-feira quinta-feira sexta-feira sábado domingo",
+    "maandag dinsdag woensdag donderdag vrijdag zaterdag zondag",
+    "poniedziałek wtorek środa czwartek piątek sobota niedziela",
+    "понедельник вторник среда/среду четверг пятница/пятницу суббота/субботу воскресенье",
+    "måndag tisdag onsdag torsdag fredag lördag söndag",
+    "月曜日/月曜 火曜日/火曜 水曜日/水曜 木曜日/木曜 金曜日/金曜 土曜日/土曜 日曜日/日曜",
+    "星期一/周一 星期二/周二 星期三/周三 星期四/周四 星期五/周五 星期六/周六 星期日/星期天/周日",
+)
+_MONTHS_ELSEWHERE = (
+    "januar/jänner februar märz - - juni juli - - oktober - dezember",
+    "janvier février - avril - juin juillet août septembre octobre novembre décembre",
+    "enero febrero marzo abril - junio julio - septiembre octubre noviembre diciembre",
+    "gennaio febbraio marzo aprile maggio giugno luglio agosto settembre ottobre - dicembre",
+    "janeiro fevereiro março abril maio junho julho agosto setembro outubro novembro dezembro",
+    "januari februari maart - mei juni juli augustus - oktober - -",
+    "январь/января/январе февраль/февраля/феврале март/марта/марте апрель/апреля/апреле мая/мае "
+    "июнь/июня/июне июль/июля/июле август/августа/августе сентябрь/сентября/сентябре "
+    "октябрь/октября/октябре ноябрь/ноября/ноябре декабрь/декабря/декабре",
+)
+# These are English words or names as well: months after a preposition of their own language.
+_MONTHS_AFTER = {"mars": 3, "mayo": 5, "mai": 5, "agosto": 8}
+_BEFORE_MONTHS = set_of("en im de du em début fin ab seit bis vom anfang ende mitte")
+
+
+def _numbered(lists: Sequence[str]) -> dict[str, int]:
+    return {
+        name: number
+        for names in lists
+        for number, group in enumerate(names.split(), start=1)
+        for name in group.split("/")
+        if name != "-"
+    }
+
+
+WEEKDAYS = words_of("monday tuesday wednesday thursday friday saturday sunday")
+_FOREIGN_DAYS = {name: WEEKDAYS[number - 1] for name, number in _numbered(_DAYS_ELSEWHERE).items()}
+_FOREIGN_MONTHS = _numbered(_MONTHS_ELSEWHERE)
+# How often: "daily", "per day" and "every day" are one thing.
+_PERIODS = {
+    word: unit
+    for unit, words in (
+        ("hour", "hourly"), ("day", "daily"), ("night", "nightly"), ("week", "weekly"),
+        ("month", "monthly"), ("quarter", "quarterly"), ("year", "yearly annually annual"),
+    )
+    for word in words.split()
+}  # fmt: skip
+_PERIOD_UNITS = frozenset(_PERIODS.values()) | {"minute", "second"}
+_BEFORE_PERIODS = set_of("per every each")
+_OFTEN = set_of("once twice thrice times time")
 _BELOW_TWENTY = words_of(
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen "
     "fifteen sixteen seventeen eighteen nineteen"
@@ -69,9 +128,11 @@ _TIME = re.compile(r"^(\d{1,2})(?::(\d{2}))?\s?(?:([ap])\.?m\.?)?$", re.IGNORECA
 # What a word of letters alone must be for any of it to be rewritten.
 _REWRITTEN = frozenset((
     *MONTHS, *_DAYS_SHORT, *_SMALL, *_SCALES, *_MULTIPLES, *_ROMAN, "hundred", "per", "pct",
+    *_FOREIGN_DAYS, *_FOREIGN_MONTHS, *_MONTHS_AFTER, *_PERIODS, *_BEFORE_PERIODS, "by", "a", "an",
+    "this",
 ))  # fmt: skip
 ORDINAL_TOKEN = re.compile(r"^(-?\d{1,300})th$")
-DATE_TOKEN = re.compile(r"^(?:m\d\d?-\d\d?|\d\d?:\d\d)$")
+DATE_TOKEN = re.compile(r"^(?:m\d\d?-\d\d?|\d\d?:\d\d|per:[a-z]+)$")
 
 
 def spelled_plainly(tokens: Sequence[str]) -> list[str]:
@@ -88,7 +149,7 @@ def spelled_plainly(tokens: Sequence[str]) -> list[str]:
             plain.append(tokens[place])
             place += 1
             continue
-        for read in (_day_at, _number_at, _other_at):
+        for read in (_day_at, _period_at, _number_at, _other_at):
             found = read(tokens, place)
             if found is not None:
                 words, place = found
@@ -112,15 +173,48 @@ def _day_at(tokens: Sequence[str], place: int) -> tuple[list[str], int] | None:
         after = place + 2
     else:
         day = _DAY.match(tokens[place])
-        after = place + 1 + (_low(tokens, place + 1) == "of")
-        month = MONTHS.get(_low(tokens, after), 0)
+        after = place + 1 + (_low(tokens, place + 1) in _OF)
+        named = _low(tokens, after)
+        month = MONTHS.get(named) or _FOREIGN_MONTHS.get(named) or _MONTHS_AFTER.get(named, 0)
         after += 1
     if day is None or not month or not 1 <= int(day[1]) <= 31:
         return None
-    year = after + (_low(tokens, after) == ",")
+    year = after + (_low(tokens, after) in (",", "de"))
     if len(_low(tokens, year)) == 4 and tokens[year].isdecimal():
         return [f"{int(tokens[year])}-{month:02}-{int(day[1]):02}"], year + 1
     return [f"m{month}-{int(day[1])}"], after
+
+
+def _period_at(tokens: Sequence[str], place: int) -> tuple[list[str], int] | None:
+    """Read how often: "daily", "per day", "every day", "by the day", "twice a day"."""
+    low = _low(tokens, place)
+    if low in _PERIODS:
+        return [f"per:{_PERIODS[low]}"], place + 1
+    unit = place + 1
+    if low == "by" and _low(tokens, unit) == "the":
+        unit += 1
+    elif low in ("a", "an"):
+        if _low(tokens, place - 1) not in _OFTEN:
+            return None
+    elif low not in _BEFORE_PERIODS:
+        return None
+    if _low(tokens, unit) not in _PERIOD_UNITS:
+        return None
+    return [f"per:{_low(tokens, unit)}"], unit + 1
+
+
+def _is_day(tokens: Sequence[str], place: int) -> bool:
+    """Return whether a word with a capital that is a day's short form is one, by its place."""
+    before, following = _low(tokens, place - 1), _low(tokens, place + 1)
+    for between, other in ((before, place - 2), (following, place + 2)):
+        if between in _BETWEEN_DAYS and _names_day(_low(tokens, other)):
+            return True
+    timed = following.isdecimal() or following in MONTHS or _TIME.match(following) is not None
+    return before in _BEFORE_DAYS or before in _DAYS_SHORT or timed
+
+
+def _names_day(low: str) -> bool:
+    return low in _DAYS_SHORT or low.removesuffix("s") in WEEKDAYS
 
 
 def _number_at(tokens: Sequence[str], place: int) -> tuple[list[str], int] | None:
@@ -226,9 +320,17 @@ def _other_at(tokens: Sequence[str], place: int) -> tuple[list[str], int] | None
         return ["percent"], place + 1 + (low == "per")
     parts = low.split("-")
     if all(part in _DAYS_SHORT for part in parts) and (
-        len(parts) > 1 or low in _DAYS_PLAIN or (place and token[:1].isupper())
+        len(parts) > 1 or low in _DAYS_PLAIN or (token[:1].isupper() and _is_day(tokens, place))
     ):
         return [_DAYS_SHORT[part] for part in parts], place + 1
+    if low in _FOREIGN_DAYS:
+        return [_FOREIGN_DAYS[low]], place + 1
+    if low in _FOREIGN_MONTHS:
+        return [f"m{_FOREIGN_MONTHS[low]}-0"], place + 1
+    if low in _MONTHS_AFTER and _low(tokens, place - 1) in _BEFORE_MONTHS:
+        return [f"m{_MONTHS_AFTER[low]}-0"], place + 1
+    if low == "this" and _low(tokens, place + 1) in ("evening", "night"):
+        return ["tonight"], place + 2
     if low in _ROMAN and (low not in _ROMAN_WORDS or (len(low) > 1 and token.isupper())):
         return [_ROMAN[low]], place + 1
     if len(parts) == 2 and all(part.isalpha() for part in parts):

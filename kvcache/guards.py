@@ -42,6 +42,8 @@ _READINGS_MAX = 32
 
 OPPOSITES = opposites_of(stem_of)
 _LOOSE = loose_of(stem_of)
+# "From Rome" is not "to Rome", and a book by someone not one about them.
+_OTHER_PLACES = (("from", "to"), ("to", "from"), ("by", "about"), ("about", "by"))
 # Nobody chooses between these: "by mistake" is "by accident".
 _UNMEANT = frozenset(map(stem_of, ("mistake", "accident", "error", "chance")))
 
@@ -210,7 +212,9 @@ def _not_mentioned(names: frozenset[str], question: Question) -> set[str]:
     return {
         name
         for name in names
-        if name not in question.word_set and stem_of(name) not in question.word_set
+        if name not in question.word_set
+        and stem_of(name) not in question.word_set
+        and name.replace("-", "") not in question.word_set
     }
 
 
@@ -243,16 +247,19 @@ def word_order_conflict(asked: Question, earlier: Question) -> Conflict | None:
         one, other = roles_asked[role], roles_earlier[role]
         if one != other and one in earlier.words and other in asked.words:
             return Conflict(Guard.WORD_ORDER, f"{role} {one}", f"{role} {other}")
-    for one, other in (("from", "to"), ("to", "from")):
+    for one, other in _OTHER_PLACES:
         word = roles_asked.get(one)
         if word and word == roles_earlier.get(other) and roles_asked.get(other) != word:
             return Conflict(Guard.WORD_ORDER, f"{one} {word}", f"{other} {word}")
-    shared = set(asked.words) & set(earlier.words)
+    # Where "daily" stands says nothing, and dates have a guard of their own.
+    shared = (set(asked.words) & set(earlier.words)) - set(asked.dates)
     if len(shared) < 2:
         return None
     order_asked = [word for word in dict.fromkeys(asked.words) if word in shared]
     order_earlier = [word for word in dict.fromkeys(earlier.words) if word in shared]
-    covers = 4 * len(shared) >= 3 * max(len(set(asked.words)), len(set(earlier.words)))
+    covers = 4 * len(shared) >= 3 * max(
+        len(set(asked.words) - set(asked.dates)), len(set(earlier.words) - set(earlier.dates))
+    )
     if covers and order_asked == order_earlier and asked.done_by != earlier.done_by:
         one, other = asked.done_by, earlier.done_by
         if "by" not in roles_earlier if one else "by" not in roles_asked:

@@ -18,6 +18,7 @@ from stoker.kvcache.amounts import (
     MONTHS,
     ORDINAL_TOKEN,
     ORDINALS,
+    WEEKDAYS,
     amount_text,
     spelled_plainly,
 )
@@ -44,11 +45,8 @@ STOPWORDS = set_of(
 )
 # "first" and its like are orders, not amounts: kept apart so that "the 2nd" is not "2".
 ORDINAL = "ordinal"
-_WEEKDAYS = set_of("monday tuesday wednesday thursday friday saturday sunday")
-_RELATIVE_DAYS = set_of(
-    "today yesterday tomorrow tonight weekend weekday weekly daily monthly yearly annually "
-    "quarterly hourly"
-)
+_WEEKDAYS = frozenset(WEEKDAYS)
+_RELATIVE_DAYS = set_of("today yesterday tomorrow tonight weekend weekday")
 # A letter's marks belong to its word: Indic vowels, Thai tones, Arabic points.
 _LETTER = r"[\w\u0300-\u036f\u064b-\u065f\u0900-\u0dff\u0e31-\u0e4e]"
 _TOKEN = re.compile(
@@ -58,6 +56,7 @@ _TOKEN = re.compile(
     r"|v?\d+(?:\.\d+){2,}\w*|v\d+(?:\.\d+)*\w*"  # versions
     r"|(?:(?<![^\s(])[-−])?[$€£¥₹]?\d(?:[\d,]*\d)?(?:\.\d+)?(?:%|[a-zA-Zµ°]+\b)?"  # amounts, a unit
     r"|--?[a-zA-Z][\w-]*"  # flags
+    r"|星期[一二三四五六日天]|周[一二三四五六日]|[月火水木金土日]曜日?"  # days
     r"|ません|ない|なし|なく|[\u3040-\u309f\u3400-\u9fff]|[\u30a0-\u30ff]+"  # no spaces there
     rf"|[^\W\d_]{_LETTER}*(?:(?:[.:/\-+]+|::|->)[\w]+)*(?:\(\)|\+\+|#)?(?:['’][^\W\d_]+)?"
     r"|[$€£%]|[<>!=]=|<>|\S",
@@ -85,7 +84,7 @@ COMPARISONS = frozenset(("<", ">", "=", "≤", "≥", "≠", "<=", ">=", "==", "
 _OPERATORS = COMPARISONS | frozenset("+-*/^~±×÷")
 _SPACE = re.compile(r"\s+")
 _BEING = set_of("is are was were be been being get got gets")
-_ROLE_WORDS = set_of("from to into onto than before after by over under between via")
+_ROLE_WORDS = set_of("from to into onto than before after by over under between via about")
 
 
 Amount = tuple[Fraction, str]  # in the base unit, and that
@@ -432,8 +431,9 @@ class _Reader:
 
     def _day(self, token: str, low: str) -> str:
         """Take a day or a month by its name; returns how it is compared, or ""."""
-        if low in _RELATIVE_DAYS or low.removesuffix("s") in _WEEKDAYS:
-            self._dates.append(low.removesuffix("s") if low.endswith("days") else low)
+        day = low.removesuffix("'s")
+        if day in _RELATIVE_DAYS or day.removesuffix("s") in _WEEKDAYS:
+            self._dates.append(day.removesuffix("s") if day.endswith("days") else day)
             return self._dates[-1]
         # "may" is rarely the month.
         shows_month = token == "May" and not self._starts_sentence and not self._all_capitals

@@ -446,3 +446,107 @@ def test_numbers_of_any_length_are_read_and_told_apart(number: str) -> None:
     asked, earlier = read_question(f"what is {number}"), read_question(f"what is 7 {number}")
     assert asked.normal
     assert first_conflict(asked, earlier) is not None
+
+
+WEEKS = (
+    "the shop opens on {}|monday tuesday wednesday thursday friday saturday sunday",
+    "ouvert le {}|lundi mardi mercredi jeudi vendredi samedi dimanche",
+    "abierto el {}|lunes martes miércoles jueves viernes sábado domingo",
+    "aperto {}|lunedì martedì mercoledì giovedì venerdì sabato domenica",
+    "aberto na {}|segunda-feira terça-feira quarta-feira quinta-feira sexta-feira",
+    "geöffnet am {}|Montag Dienstag Mittwoch Donnerstag Freitag Samstag Sonntag",
+    "open op {}|maandag dinsdag woensdag donderdag vrijdag zaterdag zondag",
+    "otwarte: {}|poniedziałek wtorek środa czwartek piątek sobota niedziela",
+    "öppet på {}|måndag tisdag onsdag torsdag fredag lördag söndag",
+    "открыто: {}|понедельник вторник четверг воскресенье",
+    "{}に開く|月曜日 火曜日 水曜日 木曜日 金曜日 土曜日 日曜日",
+    "{}开门|星期一 星期二 周三 周四 周五 周六 周日",
+    "visites en {}|janvier février mars avril mai juin juillet août septembre décembre",
+    "visitas en {}|enero febrero marzo abril mayo junio julio septiembre diciembre",
+    "visite in {}|gennaio febbraio marzo aprile maggio giugno luglio settembre dicembre",
+    "visitas em {}|janeiro fevereiro março abril maio junho julho setembro dezembro",
+    "besuche im {}|januar februar märz mai juni juli oktober dezember",
+    "приём в {}|январе феврале марте апреле мае июне июле августе",
+    "le {} 2024|5 mars;6 mars;5 mai;5 juin",
+    "el {} de 2024|5 de mayo;6 de mayo;5 de abril",
+    "am {} 2024|5. März;6. März;5. Mai",
+)
+
+
+@pytest.mark.parametrize("week", WEEKS)
+def test_days_and_months_are_told_apart_in_their_own_language(week: str) -> None:
+    text, names = week.split("|")
+    asked = [text.format(name) for name in names.split(";" if ";" in names else None)]
+    for one in asked:
+        for other in asked:
+            found = first_conflict(read_question(one), read_question(other))
+            if one == other:
+                assert found is None
+            else:
+                assert found is not None, (one, other)
+                assert found.guard is Guard.DATE, (one, other)
+
+
+OFTEN = {
+    "hour": "hourly|per hour|every hour|each hour|by the hour|once an hour",
+    "day": "daily|per day|every day|each day|by the day|once a day",
+    "week": "weekly|per week|every week|each week|by the week|once a week",
+    "month": "monthly|per month|every month|each month|by the month|once a month",
+    "year": "yearly|annually|per year|every year|each year|once a year",
+}
+
+
+def test_how_often_is_one_thing_however_it_is_said() -> None:
+    said = [
+        (unit, f"is the report sent {words}")
+        for unit, texts in OFTEN.items()
+        for words in texts.split("|")
+    ]
+    for unit, one in said:
+        for other_unit, other in said:
+            # "Once" is a number, with a guard of its own.
+            if unit == other_unit and "once" not in one + other:
+                assert first_conflict(read_question(one), read_question(other)) is None, (
+                    one,
+                    other,
+                )
+            elif unit != other_unit:
+                assert first_conflict(read_question(one), read_question(other)), (one, other)
+
+
+@pytest.mark.parametrize(
+    ("text", "dates"),
+    [
+        ("how hot is the Sun", ()), ("rays of the Sun", ()), ("a trip to Sun Valley", ()),
+        ("where Emperor Mon lived", ()), ("open on Sun", ("sunday",)),
+        ("from Sat to Sun", ("saturday", "sunday")), ("open Sun 5", ("sunday",)),
+        ("every Wed", ("wednesday",)), ("Mars is a planet", ()), ("a Mayo sandwich", ()),
+        ("mais oui", ()), ("a day trip", ()), ("have a day off", ()), ("m3 of gas", ()),
+    ],
+)  # fmt: skip
+def test_a_word_is_a_date_by_its_place(text: str, dates: tuple[str, ...]) -> None:
+    found = read_question(text).dates
+    assert all(date in found for date in dates)
+    assert found or not dates
+    assert bool(found) == bool(dates)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "guard"),
+    [
+        ("yesterday's errors", "today's errors", Guard.DATE),
+        ("Monday's menu", "Friday's menu", Guard.DATE),
+        ("what is on this evening", "what is on tonight", None),
+        ("papers by Alan Turing", "papers about Alan Turing", Guard.WORD_ORDER),
+        ("reset my e-mail password", "reset my email password", None),
+        ("set up Blue-Tooth here", "set up bluetooth here", None),
+        ("the capital of peru", "the capital of bolivia", Guard.ANTONYM),
+        ("zambian visa rules", "visa rules of malawi", None),
+        ("is the weekly limit raised", "is the limit per week raised", None),
+        ("what opens on Sunday in Oslo", "what opens in Oslo on Sunday", None),
+    ],
+)
+def test_more_kinds_of_one_difference(one: str, other: str, guard: Guard | None) -> None:
+    for asked, earlier in ((one, other), (other, one)):
+        found = first_conflict(read_question(asked), read_question(earlier))
+        assert (found.guard if found else None) is guard, found
