@@ -77,7 +77,7 @@ def _search_delta(view: View, question: Question) -> SegmentHits | None:
             return None
     rows, scores = view.rows.search(question.queries, question.k, allowed)
     count = question.queries.shape[0]
-    bound = min([1.0, *(block.recall_low for block in view.rows.blocks)])
+    bound = min([1.0, *(block.found_low(question.k) for block in view.rows.blocks)])
     summary = dataclasses.replace(
         Summary.nothing_to_do(count), recall_bound=np.full(count, bound, dtype=np.float32)
     )

@@ -28,6 +28,7 @@ from stoker.index.hnsw_graph import HnswGraph
 from stoker.index.hnswlib_file import read_hnswlib
 from stoker.index.hub_rows import hubs_last
 from stoker.index.ids import normalize_ids
+from stoker.index.link_shift import link_shift
 from stoker.index.seal import METRICS, BuildReport, Progress, seal_graph
 from stoker.index.stored_graph import read_graph
 
@@ -225,7 +226,8 @@ def _link(
 ) -> None:
     """Link the vectors with hnswlib and save its index; labels are row numbers.
 
-    Of rows that ``first`` says to be equal, one only.
+    Of rows that ``first`` says to be equal, one only. Under the inner product the file's vectors
+    lack what all have in common (`link_shift`).
     """
     import hnswlib
 
@@ -235,6 +237,7 @@ def _link(
         rows = rows[first == rows]
     if metric == "l2":
         rows = hubs_last(vectors, rows, most=2 * m)
+    shift = link_shift(vectors, rows) if metric == "ip" else None
     count = len(rows)
     index = hnswlib.Index(space="l2" if metric == "l2" else "ip", dim=dim)
     index.init_index(max_elements=count, M=m, ef_construction=ef_construction, random_seed=_SEED)
@@ -244,6 +247,8 @@ def _link(
         batch = np.ascontiguousarray(vectors[labels], np.float32)
         if metric == "cosine":
             batch = unit_rows(batch)
+        if shift is not None:
+            batch = batch - shift
         index.add_items(batch, labels, num_threads=workers)
         if progress is not None:
             progress("link", min(start + _LINK_ROWS, count), count)

@@ -26,6 +26,7 @@ from stoker.index.equal_rows import first_of_equals
 from stoker.index.exact import Metric, row_terms, score_pairs, search_exact, top, unit_rows
 from stoker.index.filters import Fields, Filter, flatten, matches
 from stoker.index.hub_rows import hubs_last
+from stoker.index.link_shift import link_shift
 
 Key = tuple[str, DocumentId]
 """(tenant, id): what names a document within a collection."""
@@ -40,6 +41,7 @@ _PROBES: Final = 64
 _RECALL_LOW_MIN: Final = 0.7
 _BLOCK_STEP: Final = 256
 _PROBE_K: Final = 10
+_PROBE_DEEP_K: Final = 100
 
 
 class VectorMissing(CorruptError):
@@ -53,7 +55,21 @@ class Block:
     start: int
     stop: int
     graph: Any  # hnswlib.Index; labels are row numbers. None: it would lose too much.
-    recall_low: float  # Recall@10 that 95 % of queries which the graph never saw reached.
+    # Recall of 10 and of 100 that 95 % of queries which the graph never saw reached.
+    recall_low: float
+    deep_low: float
+
+    def is_walked(self, k: int) -> bool:
+        """Whether walks find ``k`` neighbors as well as a scan would, or nearly."""
+        if self.graph is None or k > _EF_SEARCH:
+            return False
+        return k <= _PROBE_K or self.deep_low >= _RECALL_LOW_MIN
+
+    def found_low(self, k: int) -> float:
+        """Recall of ``k`` neighbors that 95 % of queries reach."""
+        if not self.is_walked(k):
+            return 1.0
+        return self.recall_low if k <= _PROBE_K else min(self.recall_low, self.deep_low)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,9 +155,8 @@ class DeltaView:
         size = block.stop - block.start
         # Share of usable rows tells how many to ask for so that about k of them are usable.
         wanted = min(size, max(k, int(1.5 * k * size / max(1, left))), _EF_SEARCH)
-        if block.graph is not None and k <= _EF_SEARCH and left * 2 >= size:
-            labels, _ = block.graph.knn_query(query[None], k=wanted, num_threads=1)
-            near_rows: NDArray[np.int64] = labels[0].astype(np.int64)
+        if block.is_walked(k) and left * 2 >= size:
+            near_rows: NDArray[np.int64] = _labels(block.graph, query[None], wanted)[0]
             near_rows = near_rows[usable[near_rows]]
             if near_rows.size >= min(k, left):
                 return near_rows
@@ -303,7 +318,7 @@ class Delta:
             return False
         if first_of_equals(view.vectors[start:stop], metric="l2", group_max=2 * _M) is not None:
             # Walks would be caught among the copies.
-            self._add_block(Block(start, stop, None, 1.0))
+            self._add_block(Block(start, stop, None, 1.0, 1.0))
             return True
         graph = hnswlib.Index(space=self._metric, dim=self._dim)
         graph.init_index(max_elements=BLOCK_ROWS, M=_M, ef_construction=_EF_CONSTRUCTION)
@@ -311,29 +326,41 @@ class Delta:
         rows = np.arange(start, stop)
         if self._metric == "l2":
             rows = hubs_last(view.vectors, rows, most=2 * _M)
+        shift = link_shift(view.vectors, rows) if self._metric == "ip" else None
         for first in range(0, len(rows), _BLOCK_STEP):
             if not go_on():
                 return False
             part = rows[first : first + _BLOCK_STEP]
-            graph.add_items(view.vectors[part], part, num_threads=1)
-        recall_low = self._recall_low(graph, view, start, stop)
-        if recall_low < _RECALL_LOW_MIN:
-            graph, recall_low = None, 1.0
-        self._add_block(Block(start, stop, graph, recall_low))
+            vectors = view.vectors[part]
+            graph.add_items(vectors if shift is None else vectors - shift, part, num_threads=1)
+        low, deep_low = self._recall_low(graph, view, start, stop)
+        if low < _RECALL_LOW_MIN:
+            graph, low, deep_low = None, 1.0, 1.0
+        self._add_block(Block(start, stop, graph, low, deep_low))
         return True
 
     def _add_block(self, block: Block) -> None:
         with self._blocks_lock:
             self._blocks = (*self._blocks, block)
 
-    def _recall_low(self, graph: Any, view: DeltaView, start: int, stop: int) -> float:
-        """Measure the walk against a scan, with the rows behind the block as its questions."""
+    def _recall_low(
+        self, graph: Any, view: DeltaView, start: int, stop: int
+    ) -> tuple[float, float]:
+        """Measure the walk against a scan, with the rows behind the block as its questions.
+
+        Returns:
+            Recall of ten and of a hundred neighbors that 95 % of them reach.
+        """
         vectors, terms = view.vectors[start:stop], view.terms[start:stop]
         queries = view.vectors[stop : stop + _PROBES]
-        exact, _ = search_exact(vectors, terms, queries, _PROBE_K, metric=self._metric)
-        found, _ = graph.knn_query(queries, k=_PROBE_K, num_threads=1)
-        same = [len(set(f) & set(e)) for f, e in zip(found.tolist(), exact + start, strict=True)]
-        return float(np.quantile(np.array(same) / _PROBE_K, 0.05))
+        exact, _ = search_exact(vectors, terms, queries, _PROBE_DEEP_K, metric=self._metric)
+        lows = []
+        for k in (_PROBE_K, _PROBE_DEEP_K):
+            found = _labels(graph, queries, k).tolist()
+            best = (exact[:, :k] + start).tolist()
+            same = [len(set(f) & set(e)) / len(e) for f, e in zip(found, best, strict=True)]
+            lows.append(float(np.quantile(np.array(same), 0.05)))
+        return lows[0], lows[1]
 
     def check(self) -> None:
         """Raise AssertionError on the first broken invariant."""
@@ -344,3 +371,13 @@ class Delta:
         assert len(self._keys) == len(self._fields) == self._count
         stops = [0, *(block.stop for block in self._blocks)]
         assert [block.start for block in self._blocks] == stops[:-1]
+
+
+def _labels(graph: Any, queries: NDArray[np.float32], k: int) -> NDArray[np.int64]:
+    """Return what a walk finds, shape (nq, k); (nq, 0) where it leads to fewer than ``k`` rows."""
+    try:
+        labels, _ = graph.knn_query(queries, k=k, num_threads=1)
+    except RuntimeError:  # hnswlib has no other way to say so.
+        return np.empty((len(queries), 0), np.int64)
+    found: NDArray[np.int64] = labels.astype(np.int64)
+    return found

@@ -78,7 +78,7 @@ def test_zero_vectors_among_changes_hide_nobody(
 
 def test_a_graph_that_finds_too_little_is_not_walked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delta_module, "BLOCK_ROWS", 256)
-    monkeypatch.setattr(Delta, "_recall_low", lambda *_: 0.4)
+    monkeypatch.setattr(Delta, "_recall_low", lambda *_: (0.4, 0.4))
     vectors = clusters(np.random.default_rng(SEED + 3), 400)
     delta = Delta(DIM, "cosine")
     delta.apply([Change(i + 1, "default", i, False, None, {}, v) for i, v in enumerate(vectors)])
