@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import InputError
+from stoker.kvcache.error_bound import errors_expected_max
 from stoker.kvcache.guards import Guard, first_conflict
 from stoker.kvcache.nearest import NearestVectors, Slot
 from stoker.kvcache.question import read_question
@@ -240,6 +241,12 @@ class ReuseEvaluation:
 
     ``exact_wrong`` counts pairs of one text that are labelled different: no proof covers those,
     since a search for the same text finds the same, so they say that the labels contradict.
+
+    ``account`` says what became of every pair: by the guard that refused it or the `Reason` of its
+    verdict, how many pairs there were that want the same passages, and how many that do not.
+
+    ``fixed_proved`` is a threshold known in hindsight that pays as ours does: nothing is reused
+    until what it picks has proved delta, nor while an error has undone that.
     """
 
     pairs: int
@@ -259,8 +266,10 @@ class ReuseEvaluation:
     verified_reuses: int
     verified_refusals: int
     refusals: dict[str, int]
+    account: dict[str, tuple[int, int]]
     fixed_same_bound: FixedThreshold
     fixed_same_share: FixedThreshold
+    fixed_proved: FixedThreshold
     result_hash: str
     seconds: float
 
@@ -297,7 +306,12 @@ class ReuseEvaluation:
             "verified_refusals": self.verified_refusals,
             "verification_cost": _ratio(self.verified_reuses, self.reused),
             "refusals": self.refusals,
+            "account": {
+                name: {"same": same, "different": different}
+                for name, (same, different) in self.account.items()
+            },
             "fixed_threshold": dataclasses.asdict(best),
+            "fixed_threshold_proved": dataclasses.asdict(self.fixed_proved),
             "fixed_threshold_share_only": dataclasses.asdict(self.fixed_same_share),
             "gain_over_fixed": _ratio(self.reused_true, best.reused_true),
             "result_hash": self.result_hash,
@@ -379,6 +393,40 @@ def best_fixed_threshold(
     return FixedThreshold(2.0, 0, 0, 0, 1.0)
 
 
+def best_proved_threshold(
+    similarities: NDArray[np.float64], same: NDArray[np.bool_], *, delta: float, alpha: float
+) -> FixedThreshold:
+    """Find the single cosine threshold that reuses most when it, too, must prove itself.
+
+    What is at or above it is picked, from the first pair on, and verified. A pick is reused while
+    the bound on the picks before it is at most ``delta``: the proof of `error_bound`, with all of
+    ``alpha`` and every truth known. Thresholds are tried at 400 shares of the pairs.
+
+    Args:
+        similarities: Cosine of each pair in order of arrival, shape (n,).
+        same: The truths, shape (n,).
+        delta: Largest share of wrong reuses.
+        alpha: Level of the proof.
+    """
+    best, best_cut, best_wrong = 0, 2.0, 0
+    for cut in np.unique(np.quantile(similarities, np.linspace(0.0, 1.0, 400))).tolist():
+        wrong = ~same[similarities >= cut]
+        errors = np.cumsum(wrong)
+        # With k errors a proof stands from errors_expected_max(k) / delta picks on.
+        kinds, first = np.unique(errors, return_index=True)
+        needed = np.array([errors_expected_max(int(kind), alpha) / delta for kind in kinds[:200]])
+        last = np.append(first[1:], len(wrong))[:200]  # one past the last pick with so many errors
+        stood = np.zeros(len(wrong) + 1, np.bool_)
+        for begin, end, least in zip(first.tolist(), last.tolist(), needed.tolist(), strict=False):
+            stood[max(begin + 1, math.ceil(least)) : end + 1] = True
+        reused = stood[: len(wrong)]
+        right = int((reused & ~wrong).sum())
+        if right > best:
+            best, best_cut, best_wrong = right, cut, int((reused & wrong).sum())
+    count = best + best_wrong
+    return FixedThreshold(best_cut, count, best, best_wrong, share_upper(best_wrong, count, alpha))
+
+
 def evaluate_reuse(
     pairs: Sequence[Pair],
     *,
@@ -413,6 +461,7 @@ def evaluate_reuse(
     )
     rng = random.Random(seed)
     refusals: Counter[str] = Counter()
+    account: Counter[tuple[str, bool]] = Counter()
     similarities = np.zeros(len(pairs))
     decisions = bytearray()
     right = wrong = exact = exact_wrong = verified_reuses = 0
@@ -428,11 +477,13 @@ def evaluate_reuse(
             asked, earlier = read_question(pair.b), read_question(pair.a)
         if asked is None or earlier is None or not (asked.normal and earlier.normal):
             refusals[Guard.EMPTY.value] += 1  # as a server does: no guard can read it
+            account[Guard.EMPTY.value, pair.same] += 1
             decisions.append(False)
             continue
         if pair.a.strip() == pair.b.strip():  # an exact repeat needs no proof; nothing is learnt
             right, wrong = right + pair.same, wrong + (not pair.same)
             exact, exact_wrong = exact + 1, exact_wrong + (not pair.same)
+            account["exact", pair.same] += 1
             first_reuse = place if first_reuse is None else first_reuse
             decisions.append(True)
             continue
@@ -454,6 +505,7 @@ def evaluate_reuse(
             first_reuse = place if first_reuse is None else first_reuse
         else:
             refusals[(guard or Guard.EVIDENCE).value] += 1
+        account[(guard or verdict.reason).value, pair.same] += 1
         decisions.append(verdict.allowed)
         if verdict.verify:
             policy.learn(verdict, features, same=pair.same, differences=differences)
@@ -473,12 +525,17 @@ def evaluate_reuse(
         first_reuse_at=first_reuse, exact_reuses=exact, exact_wrong=exact_wrong,
         verified_reuses=verified_reuses,
         verified_refusals=len(pairs) - right - wrong, refusals=dict(sorted(refusals.items())),
+        account={
+            name: (account[name, True], account[name, False])
+            for name in sorted({name for name, _ in account})
+        },
         fixed_same_bound=best_fixed_threshold(
             similarities, same, delta=delta, alpha=alpha, by_bound=True
         ),
         fixed_same_share=best_fixed_threshold(
             similarities, same, delta=delta, alpha=alpha, by_bound=False
         ),
+        fixed_proved=best_proved_threshold(similarities, same, delta=delta, alpha=alpha),
         result_hash=hashlib.blake2b(bytes(decisions), digest_size=8).hexdigest(),
         seconds=time.perf_counter() - started,
     )  # fmt: skip

@@ -129,6 +129,14 @@ class TellingWords:
         weights[:, here] = self._weights[:, before]
         return weights
 
+    def copy(self) -> TellingWords:
+        """Return the same weights, to be fitted further while these still score."""
+        other = TellingWords(parts=self._parts)
+        other._of_all = self._of_all.copy()
+        other._seen, other._weights = self._seen, self._weights  # replaced by a fit, never changed
+        other._bases = self._bases.copy()
+        return other
+
     def bytes(self) -> int:
         """Return how much memory the weights take."""
         return self._of_all.nbytes + self._seen.nbytes + self._weights.nbytes

@@ -17,6 +17,7 @@ from stoker.kvcache.reuse_evaluation import (
     pair_of,
     with_vectors,
 )
+from stoker.kvcache.reuse_policy import Reason
 from stoker.service.configuration import add_config_flags, config_from_args
 
 
@@ -56,6 +57,9 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.progress import Progress
 
+    from stoker.service.logging import configure_logging
+
+    configure_logging("warning")
     console = Console(stderr=True)
     with Progress(console=console, disable=args.json or not console.is_terminal) as bar:
         embedding = bar.add_task("embedding", total=None)
@@ -123,6 +127,19 @@ def _embed(texts: list[str], config: Any, bar: Any, task: Any) -> Any:
     return Embedder(thread_count=1).embed(texts, progress=report)
 
 
+_OUTCOMES = {
+    Reason.REUSED: "reused",
+    "exact": "reused: the same text",
+    Reason.LEARNING: "searched: too little learnt yet",
+    Reason.PROVING: "searched: spent on the proof",
+    Reason.PROVING_AGAIN: "searched: spent on the proof after an error",
+    Reason.UNSURE_PROVING: "searched: not sure enough to prove by",
+    Reason.UNSURE: "searched: not sure enough to reuse",
+    "similarity": "refused: too far away",
+    "empty": "refused: nothing to read",
+}
+
+
 def render(found: ReuseEvaluation) -> str:
     """Return the outcome as plain lines."""
     document = found.to_json()
@@ -153,5 +170,20 @@ def render(found: ReuseEvaluation) -> str:
         + ", ".join(f"{guard} {count}" for guard, count in found.refusals.items()),
         f"fixed threshold  {fixed.reused_true} right reuses at the same bound, best in hindsight"
         + (f": ours has {gain:.2f} x as many" if isinstance(gain, float) else ": none keeps it"),
+        f"the same, proved {found.fixed_proved.reused_true} right reuses where it, too, reuses "
+        "only while a proof stands",
+        *_account(found),
     ]
     return "\n".join(lines)
+
+
+def _account(found: ReuseEvaluation) -> list[str]:
+    """Return a table of what became of the pairs, most of the same first."""
+    rows = sorted(found.account.items(), key=lambda row: (-row[1][0], row[0]))
+    return [
+        f"{'what became of them':<48} {'same':>7} {'different':>10}",
+        *(
+            f"  {_OUTCOMES.get(name, f'refused by {name}'):<46} {same:>7} {different:>10}"
+            for name, (same, different) in rows
+        ),
+    ]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from stoker.kvcache.question import read_question
-from stoker.kvcache.reuse_policy import ReusePolicy, Verdict
+from stoker.kvcache.reuse_policy import FitTask, Reason, ReusePolicy, Verdict
 from stoker.kvcache.reuse_selector import FEATURE_COUNT, NO_NEIGHBORHOOD, pair_features
 
 DELTA, ALPHA = 0.03, 0.05
@@ -124,6 +124,80 @@ def test_after_drift_reuse_ends_before_much_is_wrong() -> None:
         reused += reuses
         assert after < 60, f"seed {seed}: {after} reuses after the drift, 40 % of them wrong"
     assert reused > 600
+
+
+def fed(*, fits_apart: bool, late: int) -> tuple[list[Verdict], ReusePolicy]:
+    """Feed a stream; fits that are due apart are taken ``late`` outcomes later."""
+    rng = np.random.default_rng(79)
+    policy = ReusePolicy(delta=DELTA, alpha=ALPHA, verify_ratio=0.2, fits_apart=fits_apart)
+    verdicts: list[Verdict] = []
+    waiting: list[tuple[int, FitTask]] = []
+    for step in range(500):
+        similarity = 1.0 - 0.4 * float(rng.beta(1.0, 4.0))
+        features = pair_features(SAME, SAME, similarity=similarity, around=NO_NEIGHBORHOOD)
+        verdict = policy.decide(features, float(rng.random()))
+        verdicts.append(verdict)
+        if verdict.verify:
+            policy.learn(verdict, features, same=similarity > 0.7)
+        else:
+            policy.skip(verdict)
+        task = policy.fit_due()
+        assert fits_apart or task is None
+        if task is not None:
+            assert policy.fit_due() is None, "one fit at a time"
+            waiting.append((step + late, task))
+        if waiting and waiting[0][0] <= step:
+            _, ready = waiting.pop(0)
+            policy.end_fit(ready, ready.run())
+    policy.check()
+    return verdicts, policy
+
+
+def test_a_fit_apart_finds_what_a_fit_at_once_does() -> None:
+    at_once, _ = fed(fits_apart=False, late=0)
+    apart, _ = fed(fits_apart=True, late=0)
+    assert [(v.allowed, v.reason, v.bound) for v in apart] == [
+        (v.allowed, v.reason, v.bound) for v in at_once
+    ]
+    assert any(verdict.allowed for verdict in at_once)
+    reasons = {verdict.reason for verdict in at_once}
+    assert {Reason.LEARNING, Reason.PROVING, Reason.REUSED} <= reasons
+
+
+def test_a_fit_that_takes_long_breaks_no_proof() -> None:
+    verdicts, _ = fed(fits_apart=True, late=25)
+    assert any(verdict.allowed for verdict in verdicts)
+    assert all(verdict.bound <= DELTA for verdict in verdicts if verdict.allowed)
+
+
+def test_a_fit_of_before_a_drift_is_not_taken_after_it() -> None:
+    policy = ReusePolicy(delta=DELTA, alpha=ALPHA, verify_ratio=0.2, fits_apart=True)
+    rng = np.random.default_rng(83)
+    task: FitTask | None = None
+    for step in range(2_000):
+        features = pair_features(
+            SAME, SAME, similarity=1.0 - 0.2 * float(rng.random()), around=NO_NEIGHBORHOOD
+        )
+        verdict = policy.decide(features, 0.0)
+        policy.learn(verdict, features, same=task is None)
+        if task is not None and not policy.exposure():
+            break  # the alarm ended the proofs
+        due = policy.fit_due()
+        if due is not None and step < 500:
+            policy.end_fit(due, due.run())
+        elif due is not None:
+            task = due  # it runs while the world changes
+    else:
+        pytest.fail("no alarm")
+    assert verdict.proofs
+    policy.learn(verdict, features, same=False)  # decided before the alarm, known after it
+    assert task is not None
+    policy.end_fit(task, task.run())
+    assert not policy.decide(features, 0.0).proofs, "what the old fit liked is not picked"
+    after = policy.fit_due()
+    assert after is not None, "the fit that the drift asked for waited for the old one"
+    policy.end_fit(after, None)  # and one that found nothing makes room for the next
+    policy.check()
 
 
 def test_features_are_finite_for_anything() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import threading
 
 import numpy as np
+import pytest
 
 from stoker.kvcache.lookup import LookupReuse, Refusal, Reuse
+from stoker.kvcache.reuse_selector import Fitted, Outcomes
 from stoker.kvcache.settings import KvcacheSettings
 from stoker.kvcache.tenant_lookups import Fence
 
@@ -63,4 +65,30 @@ def test_threads_do_not_break_or_mix_anything() -> None:
         thread.join()
     assert not failed, failed[0]
     assert not wrong
+    reuse.check()
+
+
+def test_lookups_go_on_while_the_policy_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked from within a fit: a lock that was held there would be waited for without end."""
+    reuse = LookupReuse(KvcacheSettings())
+    vector = np.eye(DIM, dtype=np.float32)[0]
+    fit, answered = Outcomes.fit, []
+
+    def ask() -> None:
+        answered.append(reuse.lookup("t", "what is asked beside the fit", vector, Fence(1, 1)))
+
+    def asked_while_fitting(self: Outcomes) -> Fitted:
+        asking = threading.Thread(target=ask, daemon=True)
+        asking.start()
+        asking.join(timeout=60.0)
+        return fit(self)
+
+    monkeypatch.setattr(Outcomes, "fit", asked_while_fitting)
+    rng = np.random.default_rng(17)
+    for number in range(90):
+        near = vector + np.float32(0.1) * rng.standard_normal(DIM).astype(np.float32)
+        text = f"what is asked as {'abcdefghij'[number % 10]}{'klmnopqrst'[number // 10]}"
+        decision = reuse.lookup("t", text, near, Fence(1, 1))
+        reuse.store("t", text, near, ["d0"], np.ones(1), Fence(1, 1), after=decision)
+    assert len(answered) >= 2, "no lookup was answered while a fit ran"
     reuse.check()

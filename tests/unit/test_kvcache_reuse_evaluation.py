@@ -15,10 +15,12 @@ from numpy.typing import NDArray
 
 from stoker.errors import InputError
 from stoker.kvcache import reuse_evaluation
+from stoker.kvcache.error_bound import ErrorBound
 from stoker.kvcache.reuse_evaluation import (
     KnownAnswers,
     Pair,
     best_fixed_threshold,
+    best_proved_threshold,
     evaluate_reuse,
     pair_of,
     share_upper,
@@ -172,6 +174,24 @@ def test_the_best_threshold_of_many_pairs_is_one_bound_per_error(
     assert len(calls) <= int((~same).sum()) + 100
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_threshold_that_must_prove_itself_equals_counting_its_picks(seed: int) -> None:
+    rng = np.random.default_rng((43, seed))
+    similarities = np.round(rng.random(600), 2)
+    same = rng.random(600) < 0.8 + 0.2 * similarities
+    best = (0, 0)
+    for cut in np.unique(np.quantile(similarities, np.linspace(0.0, 1.0, 400))):
+        bound, right, wrong = ErrorBound(0.05), 0, 0
+        for is_same in same[similarities >= cut]:
+            if bound.upper() <= 0.15:
+                right, wrong = right + bool(is_same), wrong + (not is_same)
+            bound.add(verify_ratio=1.0, wrong=not is_same)
+        best = max(best, (right, wrong), key=lambda counts: counts[0])
+    found = best_proved_threshold(similarities, same, delta=0.15, alpha=0.05)
+    assert (found.reused_true, found.reused_false) == best
+    assert found.reused_true > 20, "nothing to compare"
+
+
 def test_known_answers_join_and_tell_apart() -> None:
     rng = np.random.default_rng(37)
     vectors = {name: unit(rng) for name in "abcdef"}
@@ -209,6 +229,11 @@ def test_reuse_is_worth_it_and_within_delta() -> None:
     assert found.verified_refusals + found.reused == len(pairs)
     assert found.verified_reuses < found.reused
     assert sum(found.refusals.values()) == found.verified_refusals
+    account = found.account
+    assert sum(same for same, _ in account.values()) == found.true_pairs
+    assert sum(different for _, different in account.values()) == found.false_pairs
+    assert account["reused"] == (found.reused_true, found.reused_false)
+    assert account["proving"][0] >= 150, "a proof of 2 % without errors takes 172 picks"
     assert json.loads(json.dumps(document)) == document
     again = evaluate_reuse(pairs, delta=0.02)
     assert again.result_hash == found.result_hash
@@ -312,7 +337,9 @@ def test_command_prints_json_and_names_bad_lines(
     assert {"reuse_rate_true", "reuse_rate_false", "bound", "verification_cost",
             "fixed_threshold", "gain_over_fixed"} <= document.keys()  # fmt: skip
     assert cli.main(["reuse", "evaluate", "--pairs", str(path)]) == 0
-    assert "fixed threshold" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "fixed threshold" in shown
+    assert "too little learnt yet" in shown
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())  # a mark that some editors write
     assert cli.main(["reuse", "evaluate", "--pairs", str(path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["pairs"] == len(lines)
