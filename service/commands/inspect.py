@@ -37,6 +37,9 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from stoker.service.logging import configure_logging
+
+    configure_logging("warning")
     settings = config_from_args(args)
     path = Path(args.index)
     facts = _index_facts(path, settings.config.index, checksums=args.checksums)

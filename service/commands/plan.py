@@ -57,7 +57,9 @@ def run(args: argparse.Namespace) -> int:
     from stoker.prefetch.held_back import unit_coverage
     from stoker.prefetch.plan import plan_warm
     from stoker.service.collection_index import CollectionIndex
+    from stoker.service.logging import configure_logging
 
+    configure_logging("warning")
     config = config_from_args(args).config
     if args.budget_mib is not None and not 0.0 <= args.budget_mib * _MIB < math.inf:
         raise InputError(f"--budget-mib must be finite and >= 0, got {args.budget_mib}")

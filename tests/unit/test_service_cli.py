@@ -252,3 +252,18 @@ def test_config_show(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
 
     assert cli.main(["config", "show", "--set", "service.prt=1"]) == 2
     assert "did you mean service.port?" in capsys.readouterr().err
+
+
+# Of the client and the settings alone, which log nothing.
+LOGLESS = {"warm", "config"}
+
+
+@pytest.mark.parametrize(("name", "file_name"), [row[:2] for row in cli.COMMANDS])
+def test_what_a_command_prints_is_not_mixed_with_the_log(name: str, file_name: str) -> None:
+    """Lines of a log that nobody has configured go to standard output, into the JSON."""
+    module_name = cli._module_name(name, file_name)
+    assert module_name is not None
+    module = importlib.import_module(module_name)
+    assert module.__file__ is not None
+    source = Path(module.__file__).read_text(encoding="utf-8")
+    assert ("configure_logging(" in source) == (name not in LOGLESS)
