@@ -12,6 +12,7 @@ may be wrong.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import random
@@ -23,45 +24,14 @@ from numpy.typing import NDArray
 
 from stoker.errors import InputError
 from stoker.kvcache.language_model import Forward, Kv, LanguageModel
+from stoker.kvcache.rotation import moved, rotary_frequencies, window_of
 
 CHOICES = ("attended", "deviation", "first", "random", "none")
 # "attended" loses less, and costs one more pass of the question: see BENCHMARKS.md.
 DEFAULT_CHOICE = "deviation"
 # The end of a longer question says what is asked; each token of it costs as much again.
 _ATTENDING_TOKENS_MAX = 64
-
-
-def rotary_frequencies(model: LanguageModel) -> NDArray[np.float64]:
-    """Return a model's rotation per position and pair of dimensions, shape (head_dim / 2,).
-
-    Raises:
-        InputError: the model scales attention with length: its keys cannot be moved.
-    """
-    rotary = model.model.model.rotary_emb
-    if float(getattr(rotary, "attention_scaling", 1.0)) != 1.0:
-        raise InputError("expected attention_scaling of 1, found another: keys cannot be moved")
-    return np.asarray(rotary.inv_freq.numpy(), np.float64)
-
-
-def moved(kv: Kv, start: int, frequencies: NDArray[np.float64]) -> Kv:
-    """Move keys to begin at another position.
-
-    The table is made in float64: in float32 it drifts by 2e-4 at position 100,000.
-
-    Args:
-        kv: Keys as rotated at ``kv.start``.
-        start: The new position of the first token.
-        frequencies: From `rotary_frequencies`.
-    """
-    shift = start - kv.start
-    if shift == 0:
-        return kv
-    angles = shift * frequencies
-    cosine, sine = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
-    half = kv.keys.shape[-1] // 2
-    low, high = kv.keys[..., :half], kv.keys[..., half:]
-    keys = np.concatenate([low * cosine - high * sine, high * cosine + low * sine], axis=-1)
-    return Kv(kv.token_ids, keys.astype(np.float32, copy=False), kv.values, start)
+_EXACT = 1e-6  # a deviation that is rounding
 
 
 def encode_chunk(model: LanguageModel, prefix: Kv, token_ids: Sequence[int]) -> Kv:
@@ -119,7 +89,8 @@ def place_chunks(
         rng: For ``random``.
 
     Raises:
-        InputError: a ratio outside [0, 1], an unknown choice, no question.
+        InputError: a ratio outside [0, 1], an unknown choice, no question, no context, KV of
+            another model, or a model whose keys cannot be moved.
     """
     if not 0.0 <= recompute_ratio <= 1.0 or choice not in CHOICES:
         raise InputError(
@@ -133,6 +104,9 @@ def place_chunks(
     for chunk in chunks:
         parts.append(moved(chunk, start, frequencies))
         start += len(chunk.token_ids)
+    shapes = {(*part.keys.shape[:2], part.keys.shape[3]) for part in parts}
+    if len(shapes) != 1:
+        raise InputError(f"expected a context of one model's KV, found shapes {sorted(shapes)}")
     context = Kv(
         np.concatenate([part.token_ids for part in parts]),
         np.concatenate([part.keys for part in parts], axis=2),
@@ -142,14 +116,20 @@ def place_chunks(
     exact = len(prefix.token_ids)
     if chunks and chunks[0].start == exact:
         exact += len(chunks[0].token_ids)
+    deviation = None
+    if recompute_ratio and choice in ("deviation", "attended"):
+        deviation = second_layer_deviation(model, context)
+        before = deviation[len(prefix.token_ids) : exact]
+        if len(before) and before.max() > _EXACT:  # it was computed behind something else
+            exact = len(prefix.token_ids)
     count = math.floor(recompute_ratio * (start - exact))
     recomputed: NDArray[np.int64] = np.zeros(0, np.int64)
     if count and choice == "random":
         recomputed = np.array((rng or random.Random(0)).sample(range(exact, start), count))
     elif count and choice == "first":
         recomputed = _first_positions(chunks, len(prefix.token_ids), exact, count)
-    elif count and choice in ("deviation", "attended"):
-        worth = second_layer_deviation(model, context)
+    elif count and deviation is not None:
+        worth = deviation
         if choice == "attended":
             worth = worth * question_attention(model, context, question_ids[:known])
         recomputed = exact + np.argsort(-worth[exact:], kind="stable")[:count]
@@ -175,28 +155,45 @@ def second_layer_deviation(model: LanguageModel, context: Kv) -> NDArray[np.floa
     Returns:
         float64, shape (tokens,): squared difference of keys and values over their squared size.
     """
-    torch: Any = model.torch
-    decoder = model.model.model
-    if len(decoder.layers) < 2:
+    layers = len(context.keys)
+    if layers < 2:
         return np.zeros(len(context.token_ids))
-    first, second = decoder.layers[0], decoder.layers[1]
-    with torch.inference_mode():
+    torch: Any = model.torch
+    cache = _second_layer_cache(layers)
+    with torch.inference_mode(), contextlib.suppress(_SecondLayer):
         ids = torch.from_numpy(context.token_ids.astype(np.int64))[None]
-        hidden = decoder.embed_tokens(ids)
-        places = torch.arange(ids.shape[1])[None]
-        turn = decoder.rotary_emb(hidden, position_ids=places)
-        hidden = first(hidden, attention_mask=None, position_embeddings=turn)
-        states = second.input_layernorm(hidden)
-        shape = (1, ids.shape[1], -1, context.keys.shape[-1])
-        keys = second.self_attn.k_proj(states).view(shape).transpose(1, 2)
-        values = second.self_attn.v_proj(states).view(shape).transpose(1, 2)
-        keys = _rotated(torch, keys, *turn)
+        model.model.base_model(input_ids=ids, cache=cache, use_cache=True)
+    found = cache.layers[1]
     deviation = np.zeros(len(context.token_ids))
-    for fresh, stored in ((keys, context.keys[1]), (values, context.values[1])):
+    for fresh, stored in ((found.keys, context.keys[1]), (found.values, context.values[1])):
         fresh_array = fresh[0].numpy().astype(np.float64)
         gap = ((fresh_array - stored) ** 2).sum(axis=(0, 2))
         deviation += gap / np.maximum((fresh_array**2).sum(axis=(0, 2)), 1e-30)
     return deviation
+
+
+class _SecondLayer(Exception):
+    """The second layer's keys and values are there: the rest of the pass is not needed."""
+
+
+def _second_layer_cache(layers: int) -> Any:
+    """Return a cache that ends the pass as soon as the second layer gives its KV to it.
+
+    So the model itself computes them, with whatever it does to embeddings, states and keys.
+    """
+    from transformers import cache_utils
+
+    base: Any = cache_utils.DynamicLayer
+
+    class LastLayer(base):  # type: ignore[misc]
+        """Keeps what it is given, and lets the pass go no further."""
+
+        def update(self, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> Any:
+            self.keys, self.values = key_states, value_states
+            raise _SecondLayer
+
+    kinds = [base, LastLayer, *[base] * (layers - 2)]
+    return cache_utils.Cache(layers=[kind() for kind in kinds])
 
 
 def question_attention(
@@ -209,6 +206,9 @@ def question_attention(
 
     Returns:
         float64, shape (tokens,): sum over layers, heads and the question's tokens.
+
+    Raises:
+        InputError: the model's layers do not say what they attend to.
     """
     torch: Any = model.torch
     count = len(context.token_ids)
@@ -218,8 +218,14 @@ def question_attention(
     def take(module: Any, inputs: Any, output: Any) -> None:
         paid.add_(output[1][0, :, :, :count].sum(dim=(0, 1)).double())
 
-    decoder = model.model.model
-    hooks = [layer.self_attn.register_forward_hook(take) for layer in decoder.layers]
+    decoder = model.model.base_model
+    attending = [getattr(layer, "self_attn", None) for layer in getattr(decoder, "layers", ())]
+    if not attending or not all(attending):
+        raise InputError(
+            f"expected layers with self_attn, found none in {type(decoder).__name__}: its "
+            "attention cannot be read"
+        )
+    hooks = [module.register_forward_hook(take) for module in attending]
     way = model.config._attn_implementation
     model.model.set_attn_implementation("eager")
     try:
@@ -239,12 +245,6 @@ def question_attention(
     return attention
 
 
-def _rotated(torch: Any, keys: Any, cosine: Any, sine: Any) -> Any:
-    half = keys.shape[-1] // 2
-    turned = torch.cat([-keys[..., half:], keys[..., :half]], dim=-1)
-    return keys * cosine[:, None] + turned * sine[:, None]
-
-
 def run_placed(model: LanguageModel, prompt: PlacedPrompt) -> Forward:
     """Compute the chosen tokens again and the question after them, in one pass.
 
@@ -256,10 +256,8 @@ def run_placed(model: LanguageModel, prompt: PlacedPrompt) -> Forward:
     again = prompt.recomputed
     ids = [*context.token_ids[again].tolist(), *prompt.question_ids]
     total = count + len(prompt.question_ids)
-    if total > model.config.max_position_embeddings:
-        raise InputError(
-            f"expected at most {model.config.max_position_embeddings} tokens, found {total}"
-        )
+    if total > window_of(model):
+        raise InputError(f"expected at most {window_of(model)} tokens, found {total}")
     places = np.concatenate([again, np.arange(count, total)]).astype(np.int64)
     cache = _placed_cache(model, context, places, total)
     with torch.inference_mode():

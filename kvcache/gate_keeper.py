@@ -17,6 +17,7 @@ from stoker.errors import InputError
 from stoker.kvcache.chunk_gate import ChunkGate, GateRecord, GateReport, is_open
 from stoker.kvcache.chunk_reuse import place_chunks, run_placed
 from stoker.kvcache.language_model import Forward, Kv, LanguageModel
+from stoker.kvcache.rotation import window_of
 from stoker.kvcache.settings import KvcacheSettings
 
 log = structlog.get_logger(__name__)
@@ -197,7 +198,8 @@ def run_chunks(
     if not question_ids:
         raise InputError("question_ids: expected at least one token")
     chosen = settings or KvcacheSettings()
-    if keeper.allows():
+    total = len(prefix.token_ids) + sum(len(chunk.token_ids) for chunk in chunks)
+    if keeper.allows() and total + len(question_ids) <= window_of(model):
         return run_placed(
             model,
             place_chunks(

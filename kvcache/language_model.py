@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 
 from stoker.errors import InputError, UnavailableError
 
+_UNBOUNDED = 1 << 20
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Kv:
@@ -95,23 +97,55 @@ class LanguageModel:
         self.torch = torch
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder))
         model: Any = transformers.AutoModelForCausalLM.from_pretrained(
-            str(folder), dtype=torch.float32, attn_implementation="sdpa"
+            str(folder), dtype=torch.float32
         )
-        self.model = model.eval()
-        self.config = self.model.config
+        self._take(model)
         seal = folder / "stoker.json"
         identity = seal.read_bytes() if seal.is_file() else str(folder.resolve()).encode()
         identity += (folder / "config.json").read_bytes()
         self.model_id = hashlib.blake2b(identity, digest_size=16).hexdigest()
 
+    @classmethod
+    def of(cls, model: Any, *, model_id: str, tokenizer: Any = None) -> LanguageModel:
+        """Take a `transformers` model that is loaded already, in float32.
+
+        Args:
+            model: A causal model.
+            model_id: Letters and digits; another for other weights.
+            tokenizer: For `encode` and `decode`.
+
+        Raises:
+            UnavailableError: it keeps no keys and values of each token.
+        """
+        import torch
+
+        self = cls.__new__(cls)
+        self.torch, self.tokenizer, self.model_id = torch, tokenizer, model_id
+        self._take(model)
+        return self
+
+    def _take(self, model: Any) -> None:
+        if getattr(model, "_is_stateful", False):
+            raise UnavailableError(
+                f"expected a model with keys and values of each token, found {type(model).__name__}"
+            )
+        self.model = model.eval()
+        self.config = self.model.config
+        self._token_bytes = 0
+        self.frequencies: NDArray[np.float64] | None = None  # see `rotation`: once it was measured
+
     @property
     def token_bytes(self) -> int:
         """Bytes of keys and values that one token takes in float32."""
-        config = self.config
-        head_dim = int(
-            getattr(config, "head_dim", 0) or config.hidden_size // config.num_attention_heads
-        )
-        return 2 * 4 * int(config.num_hidden_layers) * int(config.num_key_value_heads) * head_dim
+        if not self._token_bytes:  # measured: heads and their sizes have many names
+            kv = self.prefill([0])
+            self._token_bytes = int(kv.keys.nbytes + kv.values.nbytes)
+        return self._token_bytes
+
+    @property
+    def tokens_max(self) -> int:
+        """Tokens that the model's context holds; a large number where it sets no bound."""
+        return int(getattr(self.config, "max_position_embeddings", 0) or _UNBOUNDED)
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text, without special tokens."""
@@ -139,15 +173,22 @@ class LanguageModel:
             keep: Positions whose logits are wanted, counted from the end; 0 for all.
 
         Raises:
-            InputError: no tokens, or more than the model's context holds.
+            InputError: no tokens, more than the model's context holds, or the model turns the keys
+                of a prompt of this length in another way than those in the cache were.
         """
         torch = self.torch
         past = 0 if cache is None else int(cache.get_seq_length())
         total = past + len(token_ids)
-        if not token_ids or total > self.config.max_position_embeddings:
+        if not token_ids or total > self.tokens_max:
+            raise InputError(f"expected 1 to {self.tokens_max} tokens in all, found {total}")
+        turn = self._turn_changes_at
+        if turn and 0 < past <= turn < total:
             raise InputError(
-                f"expected 1 to {self.config.max_position_embeddings} tokens in all, found {total}"
+                f"expected at most {turn} tokens, found {total}: beyond, this model turns all keys "
+                f"otherwise, and the first {past} are turned already"
             )
+        if cache is None:
+            cache = self.empty_cache()
         with torch.inference_mode():
             output = self.model(
                 input_ids=torch.tensor([list(token_ids)]),
@@ -157,13 +198,45 @@ class LanguageModel:
             )
         return Forward(output.logits[0].numpy(), output.cache)
 
+    def empty_cache(self) -> Any:
+        """Return a cache that keeps every token, where the model's own keeps a window of some."""
+        from transformers import DynamicCache
+
+        return DynamicCache()
+
+    @property
+    def _turn_changes_at(self) -> int:
+        """Tokens from which on a model turns its keys by another law; 0 where it does not."""
+        rope = getattr(self.config, "rope_parameters", None) or {}
+        if rope.get("rope_type") != "longrope":
+            return 0
+        before = rope.get("original_max_position_embeddings") or getattr(
+            self.config, "original_max_position_embeddings", 0
+        )
+        return int(before or 0)
+
     def prefill(self, token_ids: Sequence[int]) -> Kv:
-        """Compute the keys and values of a text from position 0."""
+        """Compute the keys and values of a text from position 0.
+
+        Raises:
+            InputError: as `forward` and `kv_of`.
+        """
         return self.kv_of(self.forward(token_ids).cache, token_ids)
 
     def kv_of(self, cache: Any, token_ids: Sequence[int]) -> Kv:
-        """Copy a cache's first ``len(token_ids)`` positions out."""
+        """Copy a cache's first ``len(token_ids)`` positions out.
+
+        Raises:
+            InputError: its layers do not all keep so many, or not of one shape.
+        """
         torch, count = self.torch, len(token_ids)
+        shapes = {tuple(getattr(layer, "keys", torch.empty(0)).shape) for layer in cache.layers}
+        shapes |= {tuple(getattr(layer, "values", torch.empty(0)).shape) for layer in cache.layers}
+        shape = next(iter(shapes), ())
+        if len(shapes) != 1 or len(shape) != 4 or shape[2] < count:
+            raise InputError(
+                f"expected keys and values of {count} tokens in every layer, found {sorted(shapes)}"
+            )
         with torch.inference_mode():
             keys = torch.cat([layer.keys[:, :, :count] for layer in cache.layers])
             values = torch.cat([layer.values[:, :, :count] for layer in cache.layers])
