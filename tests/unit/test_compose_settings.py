@@ -80,10 +80,29 @@ def container() -> dict[str, Any]:
     return dict(manifest("StatefulSet")["spec"]["template"]["spec"]["containers"][0])
 
 
+def service_links() -> dict[str, str]:
+    """Return what Kubernetes puts into a pod for the Services beside it, unless it is told not to."""
+    links: dict[str, str] = {}
+    for service in (m for m in manifests() if m["kind"] == "Service"):
+        if service["spec"].get("clusterIP") == "None":
+            continue
+        name = service["metadata"]["name"].upper().replace("-", "_")
+        port = str(service["spec"]["ports"][0]["port"])
+        tcp = f"{name}_PORT_{port}_TCP"
+        links |= {f"{name}_SERVICE_HOST": "10.0.0.1", f"{name}_SERVICE_PORT": port}
+        links |= {f"{name}_PORT": f"tcp://10.0.0.1:{port}", tcp: f"tcp://10.0.0.1:{port}"}
+        links |= {f"{tcp}_PROTO": "tcp", f"{tcp}_PORT": port, f"{tcp}_ADDR": "10.0.0.1"}
+        for one in service["spec"]["ports"]:
+            links[f"{name}_SERVICE_PORT_{one['name'].upper()}"] = str(one["port"])
+    return links
+
+
 def environments() -> dict[str, dict[str, str]]:
     """Return every environment that a Stoker process is given, by where it is written."""
     (stack,) = documents(COMPOSE / "docker-compose.yml")
-    pod = dict(manifest("ConfigMap")["data"])
+    spec = manifest("StatefulSet")["spec"]["template"]["spec"]
+    pod = service_links() if spec.get("enableServiceLinks", True) else {}
+    pod |= manifest("ConfigMap")["data"]
     for entry in container()["env"]:
         # A secret's text is written by whoever deploys it.
         pod[entry["name"]] = entry.get("value", f"default={GIVEN['STOKER_KEY']}")
