@@ -81,7 +81,7 @@ def container() -> dict[str, Any]:
 
 
 def service_links() -> dict[str, str]:
-    """Return what Kubernetes puts into a pod for the Services beside it, unless it is told not to."""
+    """Return what Kubernetes puts into a pod for Services, unless it is told not to."""
     links: dict[str, str] = {}
     for service in (m for m in manifests() if m["kind"] == "Service"):
         if service["spec"].get("clusterIP") == "None":
