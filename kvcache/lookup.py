@@ -10,7 +10,7 @@ import dataclasses
 import random
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -105,8 +105,9 @@ class LookupReuse:
     """Earlier lookups of all tenants, each seen by its own tenant only.
 
     Thread-safe: one lock per tenant is held for a lookup (under 1 ms at 100,000 entries) and a
-    store. What the policy fits now and then (40 ms) it fits in the `store` that it became due in,
-    while that lock is free. Nothing is shared between tenants but the table that finds a tenant.
+    store. What the policy fits now and then (40 ms) it fits while that lock is free: in the `store`
+    that it became due in, or where `fit_beside` says. Nothing is shared between tenants but the
+    table that finds a tenant.
 
     Args:
         settings: The room's settings.
@@ -121,6 +122,7 @@ class LookupReuse:
     ) -> None:
         self._settings = settings or KvcacheSettings()
         self._rng = rng or random.Random()
+        self._beside: Callable[[Callable[[], None]], None] = lambda fit: fit()
         self._lock = threading.Lock()
         self._tenants: OrderedDict[str, TenantLookups] = OrderedDict()
 
@@ -316,7 +318,15 @@ class LookupReuse:
             )  # fmt: skip
             task = state.policy.fit_due()
         if task is not None:
-            self._fit(state, task)
+            self._beside(lambda: self._fit(state, task))
+
+    def fit_beside(self, run: Callable[[Callable[[], None]], None]) -> None:
+        """Hand fits to somebody else than whoever stores a result.
+
+        Args:
+            run: Calls what it is given once, now or later, in any thread.
+        """
+        self._beside = run
 
     def _fit(self, state: TenantLookups, task: FitTask) -> None:
         """Fit while the tenant's lookups go on; they judge by the last fit until this one ends."""

@@ -11,7 +11,7 @@ import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import structlog
@@ -56,6 +56,8 @@ class ReuseFront:
         self._slots = threading.BoundedSemaphore(_VERIFY_PENDING_MAX)
         self._known: OrderedDict[tuple[str, str], Completeness] = OrderedDict()
         self._lock = threading.Lock()
+        if reuse is not None:
+            reuse.fit_beside(self._fit_beside)
 
     @property
     def state(self) -> str:
@@ -151,6 +153,13 @@ class ReuseFront:
             self._slots.acquire()
         run()
 
+    def _fit_beside(self, fit: Callable[[], None]) -> None:
+        """Let no request wait for what the policy learns from it."""
+        try:
+            self._verifier.submit(fit).add_done_callback(_say_failed)
+        except RuntimeError:  # closing
+            fit()
+
     def record_change(
         self, tenant: str, names: Sequence[str], vectors: Vector, *, generation: int, offset: int
     ) -> None:
@@ -178,6 +187,12 @@ class ReuseFront:
     def close(self) -> None:
         """Let the running check end; what waits is given up."""
         self._verifier.shutdown(wait=True, cancel_futures=True)
+
+
+def _say_failed(fit: Future[None]) -> None:
+    error = None if fit.cancelled() else fit.exception()
+    if error is not None:
+        log.warning("service.reuse_not_fitted", reason=str(error))
 
 
 def _unfit(request: SearchRequest) -> str:

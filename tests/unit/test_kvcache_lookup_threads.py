@@ -6,11 +6,13 @@ import threading
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from stoker.kvcache.lookup import LookupReuse, Refusal, Reuse
 from stoker.kvcache.reuse_selector import Fitted, Outcomes
 from stoker.kvcache.settings import KvcacheSettings
 from stoker.kvcache.tenant_lookups import Fence
+from stoker.service.reuse_front import ReuseFront
 
 DIM = 12
 
@@ -84,11 +86,41 @@ def test_lookups_go_on_while_the_policy_fits(monkeypatch: pytest.MonkeyPatch) ->
         return fit(self)
 
     monkeypatch.setattr(Outcomes, "fit", asked_while_fitting)
+    learn(reuse, vector)
+    assert len(answered) >= 2, "no lookup was answered while a fit ran"
+    reuse.check()
+
+
+def test_a_server_fits_in_a_thread_that_no_request_waits_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reuse = LookupReuse(KvcacheSettings())
+    front = ReuseFront(reuse, metric="cosine", off="")
+    fit, threads, begun = Outcomes.fit, [], threading.Event()
+
+    def named(self: Outcomes) -> Fitted:
+        threads.append(threading.current_thread().name)
+        begun.set()
+        if len(threads) == 1:
+            raise ValueError("a fit that fails makes room for the next")
+        return fit(self)
+
+    monkeypatch.setattr(Outcomes, "fit", named)
+    vector = np.eye(DIM, dtype=np.float32)[0]
+    learn(reuse, vector)
+    assert begun.wait(timeout=60.0)
+    front.close()
+    learn(reuse, vector, tenant="u")  # nobody is left to hand it to: it is done here
+    assert threads[0].startswith("reuse-verify")
+    assert threads[-1] == threading.current_thread().name
+    reuse.check()
+
+
+def learn(reuse: LookupReuse, vector: NDArray[np.float32], *, tenant: str = "t") -> None:
+    """Look up and store ninety questions near each other: from the sixtieth on fits are due."""
     rng = np.random.default_rng(17)
     for number in range(90):
         near = vector + np.float32(0.1) * rng.standard_normal(DIM).astype(np.float32)
         text = f"what is asked as {'abcdefghij'[number % 10]}{'klmnopqrst'[number // 10]}"
-        decision = reuse.lookup("t", text, near, Fence(1, 1))
-        reuse.store("t", text, near, ["d0"], np.ones(1), Fence(1, 1), after=decision)
-    assert len(answered) >= 2, "no lookup was answered while a fit ran"
-    reuse.check()
+        decision = reuse.lookup(tenant, text, near, Fence(1, 1))
+        reuse.store(tenant, text, near, ["d0"], np.ones(1), Fence(1, 1), after=decision)
