@@ -10,22 +10,14 @@ every answer says so; nothing is silently narrower.
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import structlog
-from numpy.typing import NDArray
 
-from stoker.index.filters import FilterError
-from stoker.index.hits import Hits
-from stoker.kvcache.lookup import Reuse
-from stoker.kvcache.tenant_lookups import Fence
 from stoker.prefetch.coverage_curve import KNOWN, Coverage
 from stoker.prefetch.events import Event
 from stoker.prefetch.held_back import HeldBack
@@ -33,35 +25,25 @@ from stoker.prefetch.protocols import WarmSource
 from stoker.prefetch.receipt import Receipt
 from stoker.prefetch.warm_set import Accesses
 from stoker.service.answers import (
-    Completeness,
     Readiness,
-    ReuseDecision,
     SearchAnswer,
-    SearchResult,
-    Timings,
     WarmupStatus,
 )
 from stoker.service.bodies import DocumentRow, SearchRequest, WarmupRequest
 from stoker.service.configuration import StokerConfig
-from stoker.service.document_writes import DocumentWrites, index_id
+from stoker.service.document_writes import DocumentWrites
 from stoker.service.engine_events import EngineEvents
 from stoker.service.engine_metrics import ShownParts
 from stoker.service.engine_parts import Parts
-from stoker.service.kv_groups import is_grouped
+from stoker.service.engine_search import EngineSearch
 from stoker.service.metrics import Metrics
-from stoker.service.problems import (
-    DeadlinePassed,
-    FeatureOff,
-    RequestError,
-)
+from stoker.service.problems import FeatureOff
 from stoker.service.reuse_front import ReuseFront
 from stoker.service.rounds import Rounds, is_fault
 from stoker.service.turns import Callers
 from stoker.service.warmup import WarmupRunner
 
 log = structlog.get_logger(__name__)
-
-Vector = NDArray[np.float32]
 
 _STOP_S = 8.0
 _MEASURE_S = 5.0
@@ -72,8 +54,7 @@ class Engine:
     """One server's working parts. Every method is safe from several threads and blocks.
 
     Invariants:
-        * A search sees one tenant's documents: the filter that says so is set here, around
-          whatever filter the request brought.
+        * A search sees one tenant's documents (`EngineSearch`).
         * What `upsert`, `delete` and `append_events` return for is durable.
         * Nothing that a search waits for ever waits for the event log or a warm-up.
     """
@@ -122,6 +103,15 @@ class Engine:
         self._events = EngineEvents(parts, metrics=self.metrics, wall=wall)
         self._writes = DocumentWrites(
             parts, reuse=self._reuse, metrics=self.metrics, changed=self._events.offer_change
+        )
+        self._searching = EngineSearch(
+            parts,
+            reuse=self._reuse,
+            events=self._events,
+            metrics=self.metrics,
+            verify_s=config.service.deadline_ms_default / 1e3,
+            monotonic=monotonic,
+            wall=wall,
         )
         self._warmup = WarmupRunner(
             self._warm_sources,
@@ -279,142 +269,13 @@ class Engine:
             DeadlinePassed: there is no time left to search.
             CorruptError, UnavailableError: as the index raises them.
         """
-        begin = self._monotonic()
-        started = begin if started is None else started
-        end = begin + left_s
-        vector = request.vector
-        embed_s = 0.0
-        if vector is None:
-            assert request.text is not None
-            vector = self._text.embed_query(request.text, left_s=left_s)
-            embed_s = self._monotonic() - begin
-            self.metrics.embed_seconds.observe(embed_s)
-        if vector.shape != (self._index.dim,):
-            raise RequestError(
-                f"vector: expected {self._index.dim} numbers, found {vector.shape[0]}",
-                where="/vector",
-            )
-        fence = Fence(self._index.generation, self._index.change_offset)
-        mark = self._monotonic()
-        decision, reuse = self._reuse.consult(request, tenant, vector, fence)
-        reuse = self._grouped(request, tenant, vector, reuse)
-        reuse_s = self._monotonic() - mark
-        mark = self._monotonic()
-        pages = bytes_read = 0
-        if isinstance(decision, Reuse) and reuse.decision == "reused":
-            found = list(zip(decision.result_ids, decision.scores.tolist(), strict=True))
-            found = found[: request.k]
-            completeness = self._reuse.completeness_of(tenant, decision.source_text)
-            if decision.verify:
-                self._reuse.verify(partial(self._verify, request, tenant, vector, fence, decision))
-        else:
-            hits = self._search_index(request, tenant, vector, end)
-            found, completeness = _found(hits), _completeness(hits)
-            pages, bytes_read = int(hits.pages_read), int(hits.bytes_read)
-            self._reuse.keep(request, tenant, vector, fence, found, completeness, after=decision)
-        search_s = self._monotonic() - mark
-        mark = self._monotonic()
-        results = self._results(request, tenant, found)
-        documents_s = self._monotonic() - mark
-        self.metrics.reuse.labels(reuse.decision).inc()
-        self._events.offer_search(
+        return self._searching.search(
             request,
-            tenant,
-            found,
-            request_id=request_id,
-            group_key=reuse.group_key,
-            event_id=event_id,
-        )
-        return SearchAnswer(
-            results=results,
-            completeness=completeness,
-            reuse=reuse,
-            pages_read=pages,
-            bytes_read=bytes_read,
-            timings=Timings(
-                total_ms=_ms(self._monotonic() - started),
-                queue_ms=_ms(begin - started),
-                embed_ms=_ms(embed_s),
-                reuse_ms=_ms(reuse_s),
-                search_ms=_ms(search_s),
-                documents_ms=_ms(documents_s),
-            ),
-            generation=fence.generation,
             tenant=tenant,
+            left_s=left_s,
             request_id=request_id,
-            prompt_order=self._prompt_order(tenant, found),
-        )
-
-    def _grouped(
-        self, request: SearchRequest, tenant: str, vector: Vector, reuse: ReuseDecision
-    ) -> ReuseDecision:
-        """Say which searches of the last seconds ask for the same, where that is on."""
-        kv = self._parts.kv
-        key = "" if kv is None else kv.group_key(tenant, request.text, vector, self._wall())
-        if is_grouped(key):
-            self.metrics.grouped.labels(reuse.decision).inc()
-        return dataclasses.replace(reuse, group_key=key) if key else reuse
-
-    def _prompt_order(self, tenant: str, found: Sequence[tuple[str, float]]) -> tuple[str, ...]:
-        kv = self._parts.kv
-        return () if kv is None else kv.prompt_order(tenant, [name for name, _ in found])
-
-    def _search_index(
-        self, request: SearchRequest, tenant: str, vector: Vector, end: float
-    ) -> Hits:
-        left_s = end - self._monotonic()
-        if left_s <= 0:
-            raise DeadlinePassed("no time was left to search", where="deadline_ms")
-        only: dict[str, Any] = {"tenant": tenant}
-        # The request's filter stands beside the tenant's, never in its place.
-        allowed = {"and": [request.filters, only]} if request.filters else only
-        mark = self._monotonic()
-        try:
-            hits = self._index.search(
-                vector,
-                request.k,
-                recall_target=request.recall_target,
-                deadline_ms=left_s * 1e3,
-                filter=allowed,
-            )
-        except FilterError as error:
-            # In the caller's words: of what stands around it nothing can be wrong.
-            reason = str(error).replace("filter.and[0]", "filters", 1)
-            raise RequestError(reason, where="/filters") from error
-        self.metrics.search_seconds.observe(self._monotonic() - mark)
-        self.metrics.search_pages.observe(int(hits.pages_read))
-        self.metrics.read_bytes.inc(int(hits.bytes_read))
-        if hits.completeness < 1.0:
-            self.metrics.incomplete.inc()
-        return hits
-
-    def _verify(
-        self, request: SearchRequest, tenant: str, vector: Vector, fence: Fence, reused: Reuse
-    ) -> None:
-        """Do the real search of a reused answer, so that the reuse policy learns from it."""
-        end = self._monotonic() + self.config.service.deadline_ms_default / 1e3
-        hits = self._search_index(request, tenant, vector, end)
-        self._reuse.keep(
-            request, tenant, vector, fence, _found(hits), _completeness(hits), after=reused
-        )
-
-    def _results(
-        self, request: SearchRequest, tenant: str, found: Sequence[tuple[str, float]]
-    ) -> tuple[SearchResult, ...]:
-        if not found or not (request.include_text or request.include_metadata):
-            return tuple(SearchResult(result_id, score) for result_id, score in found)
-        ids = [index_id(self._index, result_id) for result_id, _ in found]
-        kv = self._parts.kv
-        read = self._index.documents if kv is None else kv.read_documents
-        documents = read(ids, tenant)
-        return tuple(
-            SearchResult(
-                result_id,
-                score,
-                text=document.text if document and request.include_text else None,
-                metadata=dict(document.metadata) if document and request.include_metadata else None,
-            )
-            for (result_id, score), document in zip(found, documents, strict=True)
+            started=started,
+            event_id=event_id,
         )
 
     # -- writing ---------------------------------------------------------------------------
@@ -518,28 +379,3 @@ class Engine:
         self.readiness()
         self._shown.update()
         return self.metrics.page()
-
-
-def _found(hits: Hits) -> list[tuple[str, float]]:
-    """Return (id, score) of the hits that are there, nearest first."""
-    scores = hits.scores.tolist()
-    return [
-        (str(hit_id), score)
-        for hit_id, score in zip(hits.ids.tolist(), scores, strict=True)
-        if score == score  # the tail of missing hits is not-a-number
-    ]
-
-
-def _completeness(hits: Hits) -> Completeness:
-    return Completeness(
-        work_ratio=float(hits.completeness),
-        recall_bound=float(hits.recall_bound),
-        expected_recall=float(hits.expected_recall),
-        exact_share=float(hits.exact_share),
-        deadline_hit=bool(hits.deadline_hit),
-        scanned=bool(hits.scanned),
-    )
-
-
-def _ms(seconds: float) -> float:
-    return round(max(0.0, seconds) * 1e3, 3)
