@@ -121,7 +121,6 @@ class PagedFileWriter:
         self, path: Path, *, kind: str, page_bytes: int, record_bytes: int, per_page: int
     ) -> None:
         """Create ``path``; it must not exist."""
-        self._path = path
         self._info = PagedFileInfo(kind, page_bytes, 0, 0, record_bytes, per_page, 0)
         self._file: BinaryIO = open(path, "xb")  # noqa: SIM115 - closed by close() and __exit__
         self._file.write(b"\0" * HEADER_BYTES)

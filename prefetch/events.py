@@ -105,20 +105,6 @@ class Event:
     raw: dict[str, Any]
 
 
-_new_object = object.__new__
-(
-    _set_id,
-    _set_type,
-    _set_time_s,
-    _set_tenant,
-    _set_session,
-    _set_route,
-    _set_query,
-    _set_chunk_ids,
-    _set_raw,
-) = (vars(Event)[field.name].__set__ for field in dataclasses.fields(Event))
-
-
 def decode(payload: bytes, *, bytes_max: int = EVENT_BYTES_MAX) -> Event:
     """Decode and check one envelope.
 

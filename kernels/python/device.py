@@ -140,13 +140,6 @@ class Device:
         event.record(self.torch.cuda.current_stream(self.torch_device))
         return Ticket(event)
 
-    def free_bytes(self) -> int | None:
-        """Return the device's free memory; None on the CPU, where the budget is the caller's."""
-        if not self.is_cuda:
-            return None
-        free, _ = self.torch.cuda.mem_get_info(self.torch_device)
-        return int(free)
-
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:
         """Make this device the current one for kernels launched inside."""
