@@ -564,8 +564,20 @@ class DocumentStore:
                     connection.close()
                 self._idle.clear()
             if self._writer is not None:
+                _end_log(self._writer)
                 self._writer.close()
                 self._writer = None
+
+
+def _end_log(writer: sqlite3.Connection) -> None:
+    """Leave the whole store in its one file, so that readers need none beside it.
+
+    Who only reads a store with a log makes the log's two files and cannot remove them. Where a
+    reader is connected it stays as it is, and so does what is in it.
+    """
+    with contextlib.suppress(sqlite3.Error):
+        writer.execute("PRAGMA busy_timeout=0")
+        writer.execute("PRAGMA journal_mode=DELETE")
 
 
 def _ended(connection: sqlite3.Connection) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -355,7 +356,7 @@ def test_an_interrupted_commit_is_never_acknowledged(
     store.close()
     again = DocumentStore.open(path, dim=DIM, writable=True)
     offset = again.change_offset
-    assert again.write([upsert("later")]) == offset + 1
+    assert again.write([upsert(1000)]) == offset + 1
     again.close()
 
 
@@ -377,3 +378,22 @@ def test_who_gives_up_waiting_writes_nothing_later(
     assert store.write([upsert("kept")]) == 1
     assert store.documents("default", ["given up"]) == [None]
     store.close()
+
+
+def test_who_only_reads_leaves_no_file_behind(path: Path) -> None:
+    fill(path)
+    names = {path.name}
+    assert {one.name for one in path.parent.iterdir()} == names
+    reader = DocumentStore.open(path, dim=DIM, writable=False)
+    with closing(reader):
+        seen = reader.stored_offset()
+        # A writer that comes and goes beside it is followed, and its log stays while it is read.
+        with closing(DocumentStore.open(path, dim=DIM, writable=True)) as writer:
+            writer.write([upsert(1000)])
+            assert reader.stored_offset() == seen + 1
+        assert reader.stored_offset() == seen + 1
+    with closing(DocumentStore.open(path, dim=DIM, writable=True)) as writer:
+        assert writer.stored_offset() == seen + 1
+    with closing(DocumentStore.open(path, dim=DIM, writable=False)) as reader:
+        assert reader.stored_offset() == seen + 1
+    assert {one.name for one in path.parent.iterdir()} == names
