@@ -20,7 +20,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +168,138 @@ def _layer_number(name: str) -> int:
     return next(int(part) for part in name.split(".") if part.isdigit())
 
 
+class _Connector:
+    """What the connector does, over the base that vLLM gives: see `connector_classes`.
+
+    That base keeps the transfer's configuration and the metadata of the running step.
+    """
+
+    metadata_type: type[Any]
+    _kv_transfer_config: Any
+    _get_connector_metadata: Callable[[], Any]
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
+        super().__init__(  # type: ignore[call-arg]
+            vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config
+        )
+        extra = self._kv_transfer_config.get_from_extra_config
+        folder, model_id = extra("folder", ""), extra("model_id", "")
+        if not folder or not model_id:
+            raise ConfigError("kv_connector_extra_config: expected folder and model_id")
+        policy = self._kv_transfer_config.kv_load_failure_policy
+        if policy != "recompute":
+            raise ConfigError(
+                f"kv_load_failure_policy: expected 'recompute', found {policy!r}, with which "
+                "a damaged block ends its request"
+            )
+        self._block_size = int(vllm_config.cache_config.block_size)
+        self._tenant = str(extra("tenant", ""))
+        budget = extra("bytes_max", None)
+        self._blocks = EngineBlocks(
+            Path(folder),
+            model_id=str(model_id),
+            block_tokens=self._block_size,
+            bytes_max=None if budget is None else int(budget),
+        )
+        self._root = self._blocks.root(self._tenant)
+        self._wanted: dict[str, tuple[list[int], int]] = {}
+        self._loads = LayerLoads(self._blocks, self._tenant)
+        self._saves = LayerSaves(self._blocks, self._tenant)
+        self._failed: set[int] = set()
+        self._layers: dict[str, Any] = {}
+        if role.name == "WORKER":
+            log.info("service.kv_connector_ready", folder=str(folder), vllm=VLLM_TESTED)
+
+    # -- scheduler -------------------------------------------------------------------
+
+    def get_num_new_matched_tokens(
+        self, request: Any, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        token_ids = self._reusable(request.prompt_token_ids, request)
+        matched = self._blocks.matched(self._root, token_ids)
+        return max(0, matched - num_computed_tokens), False
+
+    def _reusable(self, token_ids: Sequence[int] | None, request: Any) -> list[int]:
+        # Images and adapters are not in our hash; and one token must be computed.
+        if token_ids is None or request.mm_features or getattr(request, "lora_request", None):
+            return []
+        whole = (len(token_ids) - 1) // self._block_size * self._block_size
+        return list(token_ids[:whole])
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        if num_external_tokens > 0:
+            token_ids = self._reusable(request.prompt_token_ids, request)
+            matched = self._blocks.matched(self._root, token_ids)
+            self._wanted[request.request_id] = (token_ids[:matched], num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: Any) -> Any:
+        meta = self.metadata_type()
+        for new in scheduler_output.scheduled_new_reqs:
+            if new.req_id in self._wanted:
+                self._add_load(meta, new.req_id, new.block_ids[0])
+                continue
+            # A prompt that is computed in several steps has not all its KV after the first;
+            # and one that is loaded is not saved: what failed to load would be under its name.
+            ready = new.num_computed_tokens + scheduler_output.num_scheduled_tokens[new.req_id]
+            token_ids = self._reusable(new.prompt_token_ids, new)
+            if token_ids and ready >= len(token_ids):
+                slots = slots_of(new.block_ids[0], self._block_size, len(token_ids))
+                meta.transfers.append(Transfer(token_ids, 0, slots, load=False))
+        cached = scheduler_output.scheduled_cached_reqs
+        for place, req_id in enumerate(cached.req_ids):
+            if req_id in cached.resumed_req_ids and req_id in self._wanted:
+                self._add_load(meta, req_id, cached.new_block_ids[place][0])
+        self._wanted.clear()
+        return meta
+
+    def _add_load(self, meta: Any, req_id: str, block_ids: Sequence[int]) -> None:
+        token_ids, count = self._wanted[req_id]
+        slots = slots_of(block_ids, self._block_size, len(token_ids))
+        start = len(token_ids) - count
+        meta.transfers.append(Transfer(token_ids, start, slots, load=True))
+
+    # -- worker ----------------------------------------------------------------------
+
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        self._layers = dict(kv_caches)
+
+    def _transfers(self, *, load: bool) -> list[Transfer]:
+        meta = self._get_connector_metadata()
+        return [transfer for transfer in meta.transfers if transfer.load is load]
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        if not self._layers:
+            self._layers = {
+                name: layer.kv_cache
+                for name, layer in forward_context.no_compile_layers.items()
+                if getattr(layer, "kv_cache", None) is not None
+            }
+        self._loads.begin(self._transfers(load=True))
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        pages = self._layers[layer_name]
+        number = _layer_number(layer_name)
+        self._failed |= set(self._loads.into_layer(number, pages, self._block_size).tolist())
+
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
+    ) -> None:
+        saves = self._transfers(load=False)
+        if saves:
+            self._saves.take(_layer_number(layer_name), kv_layer, self._block_size, saves)
+
+    def wait_for_save(self) -> None:
+        self._loads.end()
+        self._saves.write(self._transfers(load=False))
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        failed, self._failed = self._failed, set()
+        return failed
+
+    def shutdown(self) -> None:
+        self._loads.end()
+
+
 @functools.cache
 def connector_classes() -> dict[str, type[Any]]:
     """Make the connector's class and that of its metadata, by name; needs vLLM.
@@ -178,7 +310,6 @@ def connector_classes() -> dict[str, type[Any]]:
     from vllm.distributed.kv_transfer.kv_connector.v1.base import (  # type: ignore[import-not-found]
         KVConnectorBase_V1,
         KVConnectorMetadata,
-        KVConnectorRole,
     )
 
     @dataclasses.dataclass
@@ -187,131 +318,10 @@ def connector_classes() -> dict[str, type[Any]]:
 
         transfers: list[Transfer] = dataclasses.field(default_factory=list)
 
-    class StokerConnector(KVConnectorBase_V1):  # type: ignore[misc]
+    class StokerConnector(_Connector, KVConnectorBase_V1):  # type: ignore[misc]
         """Stoker's blocks for vLLM; see the module."""
 
-        def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
-            super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
-            extra = self._kv_transfer_config.get_from_extra_config
-            folder, model_id = extra("folder", ""), extra("model_id", "")
-            if not folder or not model_id:
-                raise ConfigError("kv_connector_extra_config: expected folder and model_id")
-            policy = self._kv_transfer_config.kv_load_failure_policy
-            if policy != "recompute":
-                raise ConfigError(
-                    f"kv_load_failure_policy: expected 'recompute', found {policy!r}, with which "
-                    "a damaged block ends its request"
-                )
-            self._block_size = int(vllm_config.cache_config.block_size)
-            self._tenant = str(extra("tenant", ""))
-            budget = extra("bytes_max", None)
-            self._blocks = EngineBlocks(
-                Path(folder),
-                model_id=str(model_id),
-                block_tokens=self._block_size,
-                bytes_max=None if budget is None else int(budget),
-            )
-            self._root = self._blocks.root(self._tenant)
-            self._wanted: dict[str, tuple[list[int], int]] = {}
-            self._loads = LayerLoads(self._blocks, self._tenant)
-            self._saves = LayerSaves(self._blocks, self._tenant)
-            self._failed: set[int] = set()
-            self._layers: dict[str, Any] = {}
-            if role is KVConnectorRole.WORKER:
-                log.info("service.kv_connector_ready", folder=str(folder), vllm=VLLM_TESTED)
-
-        # -- scheduler -------------------------------------------------------------------
-
-        def get_num_new_matched_tokens(
-            self, request: Any, num_computed_tokens: int
-        ) -> tuple[int | None, bool]:
-            token_ids = self._reusable(request.prompt_token_ids, request)
-            matched = self._blocks.matched(self._root, token_ids)
-            return max(0, matched - num_computed_tokens), False
-
-        def _reusable(self, token_ids: Sequence[int] | None, request: Any) -> list[int]:
-            # Images and adapters are not in our hash; and one token must be computed.
-            if token_ids is None or request.mm_features or getattr(request, "lora_request", None):
-                return []
-            whole = (len(token_ids) - 1) // self._block_size * self._block_size
-            return list(token_ids[:whole])
-
-        def update_state_after_alloc(
-            self, request: Any, blocks: Any, num_external_tokens: int
-        ) -> None:
-            if num_external_tokens > 0:
-                token_ids = self._reusable(request.prompt_token_ids, request)
-                matched = self._blocks.matched(self._root, token_ids)
-                self._wanted[request.request_id] = (token_ids[:matched], num_external_tokens)
-
-        def build_connector_meta(self, scheduler_output: Any) -> Any:
-            meta = StokerConnectorMetadata()
-            for new in scheduler_output.scheduled_new_reqs:
-                if new.req_id in self._wanted:
-                    self._add_load(meta, new.req_id, new.block_ids[0])
-                    continue
-                # A prompt that is computed in several steps has not all its KV after the first;
-                # and one that is loaded is not saved: what failed to load would be under its name.
-                ready = new.num_computed_tokens + scheduler_output.num_scheduled_tokens[new.req_id]
-                token_ids = self._reusable(new.prompt_token_ids, new)
-                if token_ids and ready >= len(token_ids):
-                    slots = slots_of(new.block_ids[0], self._block_size, len(token_ids))
-                    meta.transfers.append(Transfer(token_ids, 0, slots, load=False))
-            cached = scheduler_output.scheduled_cached_reqs
-            for place, req_id in enumerate(cached.req_ids):
-                if req_id in cached.resumed_req_ids and req_id in self._wanted:
-                    self._add_load(meta, req_id, cached.new_block_ids[place][0])
-            self._wanted.clear()
-            return meta
-
-        def _add_load(
-            self, meta: StokerConnectorMetadata, req_id: str, block_ids: Sequence[int]
-        ) -> None:
-            token_ids, count = self._wanted[req_id]
-            slots = slots_of(block_ids, self._block_size, len(token_ids))
-            start = len(token_ids) - count
-            meta.transfers.append(Transfer(token_ids, start, slots, load=True))
-
-        # -- worker ----------------------------------------------------------------------
-
-        def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
-            self._layers = dict(kv_caches)
-
-        def _transfers(self, *, load: bool) -> list[Transfer]:
-            meta = self._get_connector_metadata()
-            return [transfer for transfer in meta.transfers if transfer.load is load]
-
-        def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-            if not self._layers:
-                self._layers = {
-                    name: layer.kv_cache
-                    for name, layer in forward_context.no_compile_layers.items()
-                    if getattr(layer, "kv_cache", None) is not None
-                }
-            self._loads.begin(self._transfers(load=True))
-
-        def wait_for_layer_load(self, layer_name: str) -> None:
-            pages = self._layers[layer_name]
-            number = _layer_number(layer_name)
-            self._failed |= set(self._loads.into_layer(number, pages, self._block_size).tolist())
-
-        def save_kv_layer(
-            self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
-        ) -> None:
-            saves = self._transfers(load=False)
-            if saves:
-                self._saves.take(_layer_number(layer_name), kv_layer, self._block_size, saves)
-
-        def wait_for_save(self) -> None:
-            self._loads.end()
-            self._saves.write(self._transfers(load=False))
-
-        def get_block_ids_with_load_errors(self) -> set[int]:
-            failed, self._failed = self._failed, set()
-            return failed
-
-        def shutdown(self) -> None:
-            self._loads.end()
+        metadata_type = StokerConnectorMetadata
 
     classes: tuple[type[Any], ...] = (StokerConnector, StokerConnectorMetadata)
     for made in classes:
