@@ -191,14 +191,16 @@ def parse_events(raw: bytes, settings: ServiceSettings, *, tenant: str) -> tuple
     for i, row in enumerate(batch):
         if isinstance(row, dict) and isinstance(row.get("data"), dict):
             row["data"].setdefault("tenant", tenant)
+        at = f"/{i}" if isinstance(data, list) else ""
         try:
-            events.append(from_envelope(row))
+            event = from_envelope(row)
         except EventError as error:
             place = error.field.replace(".", "/").replace("[", "/").replace("]", "")
             where = "" if place == "$" else "/" + place
-            if isinstance(data, list):
-                where = f"/{i}{where}"
-            raise RequestError(str(error), where=where) from error
+            raise RequestError(str(error), where=at + where) from error
+        # Of a tenant that no document can have, its heat would be kept for nothing.
+        check_name(event.tenant, "data.tenant", TENANT_BYTES_MAX, where=f"{at}/data/tenant")
+        events.append(event)
     return tuple(events)
 
 
