@@ -41,6 +41,7 @@ from stoker.service.model_record import read_model_record
 from stoker.service.placement_wiring import open_placement
 from stoker.service.publisher import Publisher
 from stoker.service.settings import ServiceSettings
+from stoker.service.streams import EventLog
 from stoker.service.text_model import TextModel
 
 log = structlog.get_logger(__name__)
@@ -78,22 +79,7 @@ def open_engine(
         event_log = open_event_log(service, state_dir)
         undo.callback(event_log.close)
         replica = replica_name(state_dir)  # ours alone by the lock, and by the place that it notes
-        heat = HeatKeeper(
-            event_log,
-            topic=service.event_topic,
-            group=consumer_group(service, state_dir),
-            snapshot_path=state_dir / HEAT_NAME,
-            options=ConsumeOptions(
-                snapshot_s=service.snapshot_s,
-                dedup_bytes=service.event_dedup_bytes,
-                dedup_s=service.event_dedup_s,
-                event_bytes_max=service.event_bytes_max,
-            ),
-            settings=config.prefetch,
-            member=replica,
-            heat_topic=heat_topic(service, event_log),
-            heat_topic_s=service.heat_topic_s,
-        )
+        heat = _heat_keeper(config, event_log, state_dir, replica)
         publisher = Publisher(
             event_log,
             topic=service.event_topic,
@@ -145,6 +131,29 @@ def open_engine(
         dim=index.dim,
     )
     return engine
+
+
+def _heat_keeper(
+    config: StokerConfig, event_log: EventLog, state_dir: Path, replica: str
+) -> HeatKeeper:
+    """The heat of all that the event log tells; it reads nothing before it is started."""
+    service = config.service
+    return HeatKeeper(
+        event_log,
+        topic=service.event_topic,
+        group=consumer_group(service, state_dir),
+        snapshot_path=state_dir / HEAT_NAME,
+        options=ConsumeOptions(
+            snapshot_s=service.snapshot_s,
+            dedup_bytes=service.event_dedup_bytes,
+            dedup_s=service.event_dedup_s,
+            event_bytes_max=service.event_bytes_max,
+        ),
+        settings=config.prefetch,
+        member=replica,
+        heat_topic=heat_topic(service, event_log),
+        heat_topic_s=service.heat_topic_s,
+    )
 
 
 def state_folder(index_path: Path, settings: ServiceSettings) -> Path:
