@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -41,7 +42,9 @@ def first_of(path: Path, query: NDArray[np.float32], width: int) -> tuple[Segmen
 
 
 def test_wide_walks_with_nothing_loaded_take_few_rounds_and_answer_as_resident_ones(
-    sealed: tuple[Path, NDArray[np.float32]], monkeypatch: pytest.MonkeyPatch
+    sealed: tuple[Path, NDArray[np.float32]],
+    opened: Callable[..., Segment],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As in a large segment, whose clusters are a small part of it.
 
@@ -51,9 +54,7 @@ def test_wide_walks_with_nothing_loaded_take_few_rounds_and_answer_as_resident_o
     path, queries = sealed
     monkeypatch.setattr(segment_pages, "_FEW_BYTES", 0)
     monkeypatch.setattr(segment_pages, "_CLUSTER_BYTES", 8 << 10)
-    with Segment.open(path) as segment:
-        for batch in segment.unit_batches():
-            segment.load_units(batch.kind, batch.units)
+    with opened(path) as segment:
         want = segment.search(queries, K, ef=256, recall_target=1.0)
         assert want.summary.rounds.max() == 0
     first = [first_of(path, query, 256) for query in queries]

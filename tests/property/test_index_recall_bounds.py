@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,6 @@ from stoker.index.exact import unit_rows
 from stoker.index.held_out import recall_of
 from stoker.index.recall_bounds import FACTS, ChosenWalk, WalkRecall, summarize
 from stoker.index.segment import Segment
-from stoker.index.settings import IndexSettings
 
 SEED = 20_261_203
 
@@ -47,7 +47,9 @@ def sealed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, NDArray[np.f
 
 
 @pytest.mark.parametrize("metric", ["cosine", "ip", "l2"])
-def test_recall_bounds_hold_on_queries_at_random(metric: str, tmp_path: Path) -> None:
+def test_recall_bounds_hold_on_queries_at_random(
+    metric: str, tmp_path: Path, opened: Callable[..., Segment]
+) -> None:
     """Clusters, asked by who knows nothing of them, at the vectors' own length and beyond it."""
     rng = np.random.default_rng(SEED + 31)
     vectors = clusters(rng, 3000, 96, 8)
@@ -60,13 +62,10 @@ def test_recall_bounds_hold_on_queries_at_random(metric: str, tmp_path: Path) ->
         "half random": 0.5 * vectors[:300] + random,
     }
     for bits in (2, 4):
-        settings = IndexSettings(navigation_bits=bits)
         bounds: dict[str, float] = {}
-        with Segment.open(tmp_path / "s", settings=settings) as segment:
+        with opened(tmp_path / "s", bits) as segment:
             assert segment.calibration is not None
             allowed = 1 - segment.calibration.confidence + 0.02
-            for batch in segment.unit_batches():
-                segment.load_units(batch.kind, batch.units)
             for name, queries in asked.items():
                 questions = queries.astype(np.float32)
                 truth = exact_rows(vectors, questions, 10, metric)

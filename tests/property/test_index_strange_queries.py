@@ -9,6 +9,7 @@ are near all rows, nothing tells them apart, and on coarse codes a quarter of th
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from stoker.index.settings import IndexSettings
 
 SEED = 20_261_201
 COUNT, DIM, ASKED = 8_000, 96, 300
+Opener = Callable[..., Segment]
 # Stated, and by how much a sample of so many may be off: two standard errors.
 BROKEN = 0.05 + 0.025
 # What may be missed of the target by those that are walked on for: queries at equal distance are
@@ -94,14 +96,6 @@ def column(hits: SegmentHits, name: str) -> NDArray[np.float64]:
     return values
 
 
-def opened(path: Path, bits: int, manifest: Manifest | None = None) -> Segment:
-    settings = IndexSettings(navigation_bits=bits)
-    segment = Segment(path, manifest or Manifest.read(path), 0, settings)
-    for batch in segment.unit_batches():
-        segment.load_units(batch.kind, batch.units)
-    return segment
-
-
 def without_bands(manifest: Manifest) -> Manifest:
     """As a segment that was sealed before strange queries were parted."""
     known = manifest.calibration
@@ -121,7 +115,7 @@ def without_bands(manifest: Manifest) -> Manifest:
 
 @pytest.mark.parametrize("bits", [4, 2])
 def test_strange_queries_reach_the_target_and_what_is_promised(
-    made: tuple[Path, NDArray[np.float32], str], bits: int
+    made: tuple[Path, NDArray[np.float32], str], opened: Opener, bits: int
 ) -> None:
     path, vectors, metric = made
     target = IndexSettings().recall_target
@@ -149,7 +143,9 @@ def test_strange_queries_reach_the_target_and_what_is_promised(
     assert checked >= 2
 
 
-def test_known_queries_walk_as_before(made: tuple[Path, NDArray[np.float32], str]) -> None:
+def test_known_queries_walk_as_before(
+    made: tuple[Path, NDArray[np.float32], str], opened: Opener
+) -> None:
     """Only what lies farther than 99 of 100 known queries is walked on for."""
     path, vectors, _ = made
     rng = np.random.default_rng(SEED + 4)
@@ -168,7 +164,7 @@ def test_known_queries_walk_as_before(made: tuple[Path, NDArray[np.float32], str
 
 
 def test_a_filter_a_given_width_and_a_past_deadline_are_not_walked_on_for(
-    made: tuple[Path, NDArray[np.float32], str],
+    made: tuple[Path, NDArray[np.float32], str], opened: Opener
 ) -> None:
     path, vectors, metric = made
     queries = sorts(vectors)["rotated"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -108,19 +109,19 @@ def test_a_wide_entry_finds_queries_that_one_place_loses(
 @pytest.mark.parametrize("bits", [4, 2])
 @pytest.mark.parametrize("sort", ["near", "far", "between", "half and half", "random"])
 def test_the_target_takes_a_wide_entry_where_it_pays_and_promises_hold(
-    made: tuple[Path, NDArray[np.float32], str], sort: str, bits: int
+    made: tuple[Path, NDArray[np.float32], str],
+    opened: Callable[..., Segment],
+    sort: str,
+    bits: int,
 ) -> None:
     path, vectors, metric = made
     queries = asked(vectors, sort)
     want = truth(vectors, queries, metric)
-    settings = IndexSettings(navigation_bits=bits)
     manifest = Manifest.read(path)
     assert bits == 4 or manifest.has_coarse
     work = []
     for known in (manifest, without_entries(manifest)):
-        with Segment(path, known, 0, settings) as segment:
-            for batch in segment.unit_batches():
-                segment.load_units(batch.kind, batch.units)
+        with opened(path, bits, known) as segment:
             hits = segment.search(queries, 10, recall_target=TARGET)
             work.append(sum(segment.page_counts()))
             if known is manifest:
