@@ -1,7 +1,8 @@
 """In which order a segment's rows lie: what is asked for together shares pages.
 
 Levels come first in every order, since the format wants a level's nodes to be a prefix. Under that,
-rows are grouped by heat and, inside a group of like heat, laid out along the graph.
+rows are grouped by heat, rows of like heat by where they lie (`row_groups.py`), and inside of such
+a group they are laid out along the graph.
 """
 
 from __future__ import annotations
@@ -25,7 +26,12 @@ _SPREAD_ROWS: Final = 65_536
 
 
 def row_order(
-    graph: HnswGraph, heat: NDArray[np.float32] | None, *, page_nodes: int, ordering: str
+    graph: HnswGraph,
+    heat: NDArray[np.float32] | None,
+    *,
+    page_nodes: int,
+    ordering: str,
+    places: NDArray[np.uint32] | None = None,
 ) -> NDArray[np.uint32]:
     """Nodes in sealed order, higher levels first; uint32, shape (count,).
 
@@ -34,6 +40,8 @@ def row_order(
             known.
         page_nodes: Nodes of a page of second codes, which locality fills one after the other.
         ordering: One of `ORDERINGS`; "heat" is falling heat, then insertion.
+        places: uint32, shape (count,): each node's group of near ones, near groups having near
+            numbers, which locality keeps together; None where they are not known.
 
     Raises:
         InputError: no such ordering.
@@ -52,6 +60,8 @@ def row_order(
     if heat is not None and ordering == HEAT_LOCALITY:
         bottom = graph.levels == 0
         groups[bottom] += _buckets(_spread(graph, heat.astype(np.float64)))[bottom]
+    if places is not None and len(places):
+        groups = groups * (places.max() + np.uint32(1)) + places
     order: NDArray[np.uint32] = _core.locality_order(
         np.ascontiguousarray(graph.level0, np.uint32),
         np.ascontiguousarray(graph.level0_counts, np.uint16),

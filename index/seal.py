@@ -32,6 +32,7 @@ from stoker.index.hnsw_graph import HnswGraph
 from stoker.index.ids import write_ids
 from stoker.index.manifest import FILES, LINK_PADDING, LevelLayout, Manifest
 from stoker.index.paged_file import PagedFileInfo, PagedFileWriter, write_blob
+from stoker.index.row_groups import group_rows
 from stoker.index.row_order import HEAT_LOCALITY, row_order
 
 METRICS: Final = ("ip", "cosine", "l2")
@@ -221,13 +222,14 @@ class _Sealer:
     ) -> BuildReport:
         started = time.monotonic()
         with one_blas_thread(), ThreadPoolExecutor(1) as aside:
-            # It looks at vectors only; ordering and packing look at links only.
+            # It looks at vectors only; laying out and packing look at links only.
             transform = aside.submit(self._write_transform)
             order = row_order(
                 self.graph,
                 None if heat is None else heat[self.rows],
                 page_nodes=max(self.page_bytes // _core.refine_record_bytes(self.dim), 1),
                 ordering=ordering,
+                places=self._places() if "locality" in ordering else None,
             )
             levels = self._write_links(order)
             centre, basis = transform.result()
@@ -292,6 +294,16 @@ class _Sealer:
             calibrate_s=time.monotonic() - sealed_at,
             recall=calibration.recall_mean[-1] if calibration else None,
         )
+
+    def _places(self) -> NDArray[np.uint32]:
+        """The group of near rows that each node is of."""
+        with ThreadPoolExecutor(self.threads) as pool:
+            return group_rows(
+                lambda nodes: self._batch(self.rows[nodes]),
+                len(self.rows),
+                seed=_SEED,
+                run=pool.map,
+            )
 
     # ---- links -------------------------------------------------------------------------------
 

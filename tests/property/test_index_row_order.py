@@ -40,6 +40,7 @@ def linked(tmp_path_factory: pytest.TempPathFactory) -> tuple[HnswGraph, NDArray
     ordering=st.sampled_from(ORDERINGS),
     hot=st.integers(0, 190),
     page_nodes=st.integers(1, 64),
+    places=st.integers(0, 40),
     seed=st.integers(0, 2**16),
 )
 def test_every_row_is_there_once_and_levels_are_prefixes(
@@ -47,17 +48,28 @@ def test_every_row_is_there_once_and_levels_are_prefixes(
     ordering: str,
     hot: int,
     page_nodes: int,
+    places: int,
     seed: int,
 ) -> None:
     graph, _ = linked
     rng = np.random.default_rng(seed)
     heat = np.zeros(graph.count, np.float32)
     heat[rng.choice(graph.count, hot, replace=False)] = rng.exponential(1.0, hot)
-    order = row_order(graph, heat if hot else None, page_nodes=page_nodes, ordering=ordering)
+    place = rng.integers(max(places, 1), size=graph.count).astype(np.uint32)
+    order = row_order(
+        graph,
+        heat if hot else None,
+        page_nodes=page_nodes,
+        ordering=ordering,
+        places=place if places else None,
+    )
     np.testing.assert_array_equal(np.sort(order), np.arange(graph.count))
     levels = graph.levels[order].astype(int)
     assert (np.diff(levels) <= 0).all()
     bottom = order[levels == 0]
+    if places and (ordering == "locality" or (ordering == HEAT_LOCALITY and not hot)):
+        for level in np.unique(levels):
+            assert (np.diff(place[order[levels == level]].astype(int)) >= 0).all()
     if ordering == "insertion":
         assert (np.diff(bottom.astype(int)) > 0).all()
     elif ordering == "heat":

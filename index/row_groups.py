@@ -1,0 +1,195 @@
+"""Groups of rows that lie near each other, some hundreds to a group, for the order of rows.
+
+Found by two levels of k-means on a few directions in which the rows vary: cells, and groups inside
+of them. Each row joins the nearest group of the cells that are nearest to it, so that a border
+between cells is no border between groups. That costs as many products a row as two levels have
+centres, not as there are groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+
+# Rows of a group in the mean: its coarse codes fill 32 KiB, which is what a walk that misses a page
+# reads of a large segment.
+GROUP_ROWS: Final = 256
+_DIRECTIONS: Final = 64
+# What directions are found on, and how often the sample is turned back on them.
+_BASIS_ROWS: Final = 16_384
+_BASIS_TURNS: Final = 2
+# Rows of the sample for each group.
+_SAMPLE_ROWS: Final = 24
+_CELL_ROUNDS: Final = 6
+_GROUP_ROUNDS: Final = 4
+_LAST_ROUNDS: Final = 2
+# Cells whose groups a row is compared with.
+_NEAR_CELLS: Final = 4
+_BATCH_ROWS: Final = 16_384
+# Rows of no greater number than this are all zero, as far as groups go.
+_SMALLEST: Final = 1e-30
+
+
+def group_rows(
+    read: Callable[[NDArray[np.int64]], Floats],
+    count: int,
+    *,
+    seed: int,
+    run: Callable[..., Any] = map,
+) -> NDArray[np.uint32]:
+    """Return the group of each row, near groups having near numbers; uint32, shape (count,).
+
+    All rows are of one group where that is all that they would fill. Groups differ in size.
+
+    Args:
+        read: Given rising row numbers, returns their vectors, float32, shape (n, dim). Called from
+            the threads of ``run``.
+        count: Rows.
+        seed: Of the sample and the first centres.
+        run: Maps a function over batches, as `map` does; with a pool of threads, on all of them.
+    """
+    groups = -(-count // GROUP_ROWS)
+    if groups < 2:
+        return np.zeros(count, np.uint32)
+    rng = np.random.default_rng(seed)
+    chosen = np.sort(rng.choice(count, min(count, max(groups * _SAMPLE_ROWS, 1)), replace=False))
+    parts = [chosen[at : at + _BATCH_ROWS] for at in range(0, len(chosen), _BATCH_ROWS)]
+    axes = _directions(read(chosen[:: max(len(chosen) // _BASIS_ROWS, 1)]), rng)
+    sample = np.concatenate(list(run(lambda rows: read(rows) @ axes, parts)))
+    finder = _Groups(sample, groups, rng)
+    starts = range(0, count, _BATCH_ROWS)
+
+    def label(start: int) -> NDArray[np.uint32]:
+        rows = np.arange(start, min(start + _BATCH_ROWS, count))
+        return finder.nearest(read(rows) @ axes)
+
+    return np.concatenate(list(run(label, starts)))
+
+
+def _directions(sample: Floats, rng: np.random.Generator) -> Floats:
+    """The directions in which a sample varies most, nearly; float32, shape (dim, few).
+
+    They are of such a length that the largest number of the sample comes to one, so that squares of
+    what they give neither overflow nor vanish. By a random subspace that is turned towards them
+    (Halko, Martinsson and Tropp, SIAM Review 53, 2011, algorithm 4.4). What is left out of the
+    rows' mean is alike for all of them.
+    """
+    dim = sample.shape[1]
+    unit = np.float32(1.0 / max(float(np.abs(sample).max()), _SMALLEST))
+    if dim <= _DIRECTIONS:
+        return np.diag(np.full(dim, unit, np.float32))
+    sample = sample * unit
+    centred = sample - sample.mean(axis=0)
+    axes = np.linalg.qr(rng.normal(size=(dim, _DIRECTIONS)).astype(np.float32))[0]
+    for _ in range(_BASIS_TURNS):
+        axes = np.linalg.qr(centred.T @ (centred @ axes))[0]
+    return np.ascontiguousarray(axes * unit, np.float32)
+
+
+class _Groups:
+    """Centres of cells and of the groups in them, found on a sample of rows."""
+
+    def __init__(self, sample: Floats, groups: int, rng: np.random.Generator) -> None:
+        cells = max(round(groups**0.5), 1)
+        self._cells, cell_of = _k_means(sample, cells, _CELL_ROUNDS, rng)
+        order = _chain(self._cells)
+        self._cells = self._cells[order]
+        rank = np.empty(len(order), np.int64)
+        rank[order] = np.arange(len(order))
+        cell_of = rank[cell_of]
+        sizes = np.bincount(cell_of, minlength=len(order))
+        shares = np.maximum(np.round(sizes * (groups / len(sample))).astype(np.int64), 1)
+        found = []
+        for cell, share in enumerate(shares):
+            members = sample[cell_of == cell]
+            if len(members):
+                found.append(_k_means(members, int(share), _GROUP_ROUNDS, rng)[0])
+            else:
+                found.append(self._cells[cell : cell + 1])
+        self._first = np.concatenate([[0], np.cumsum([len(centres) for centres in found])])
+        self._centres = np.concatenate(found)
+        for _ in range(_LAST_ROUNDS):
+            labels = np.concatenate(
+                [
+                    self.nearest(sample[at : at + _BATCH_ROWS])
+                    for at in range(0, len(sample), _BATCH_ROWS)
+                ]
+            )
+            self._centres = _means(sample, labels, self._centres)
+
+    # A row may be so much longer than the sample's that its squares overflow: it joins any group.
+    @np.errstate(over="ignore", invalid="ignore")
+    def nearest(self, points: Floats) -> NDArray[np.uint32]:
+        """The nearest group of those in the nearest cells, of each point."""
+        near = min(_NEAR_CELLS, len(self._cells))
+        closeness = points @ self._cells.T - (self._cells**2).sum(axis=1) / 2
+        cells = np.argpartition(closeness, -near, axis=1)[:, -near:].ravel()
+        owner = np.repeat(np.arange(len(points)), near)
+        by_cell = np.argsort(cells, kind="stable")
+        edges = np.searchsorted(cells[by_cell], np.arange(len(self._cells) + 1))
+        best = np.full(len(points), -np.inf, np.float32)
+        label = np.zeros(len(points), np.uint32)
+        half = (self._centres**2).sum(axis=1) / 2
+        for cell in range(len(self._cells)):
+            who = owner[by_cell[edges[cell] : edges[cell + 1]]]
+            if len(who) == 0:
+                continue
+            low, high = self._first[cell], self._first[cell + 1]
+            here = points[who] @ self._centres[low:high].T - half[low:high]
+            top = here.argmax(axis=1)
+            value = here[np.arange(len(who)), top]
+            better = value > best[who]
+            best[who[better]] = value[better]
+            label[who[better]] = low + top[better]
+        return label
+
+
+def _k_means(
+    points: Floats, wanted: int, rounds: int, rng: np.random.Generator
+) -> tuple[Floats, NDArray[np.int64]]:
+    """Lloyd's rounds from points drawn at random; centres, and each point's."""
+    wanted = min(wanted, len(points))
+    centres = points[rng.choice(len(points), wanted, replace=False)]
+    labels = np.zeros(len(points), np.int64)
+    for _ in range(rounds):
+        half = (centres**2).sum(axis=1) / 2
+        labels = np.concatenate(
+            [
+                (points[at : at + _BATCH_ROWS] @ centres.T - half).argmax(axis=1)
+                for at in range(0, len(points), _BATCH_ROWS)
+            ]
+        )
+        centres = _means(points, labels, centres)
+    return centres, labels
+
+
+def _means(points: Floats, labels: NDArray[Any], centres: Floats) -> Floats:
+    """The mean of each label's points; a label without any keeps its centre."""
+    order = np.argsort(labels, kind="stable")
+    sizes = np.bincount(labels, minlength=len(centres))
+    held = np.flatnonzero(sizes)
+    starts = np.cumsum(sizes)[held] - sizes[held]
+    moved = centres.copy()
+    if len(held):
+        sums = np.add.reduceat(points[order], starts, axis=0)
+        moved[held] = sums / sizes[held, None].astype(np.float32)
+    return moved
+
+
+def _chain(points: Floats) -> NDArray[np.int64]:
+    """An order in which each point is followed by the nearest that is left."""
+    left = np.ones(len(points), np.bool_)
+    order = np.empty(len(points), np.int64)
+    at = 0
+    for place in range(len(points)):
+        order[place] = at
+        left[at] = False
+        distance = ((points - points[at]) ** 2).sum(axis=1)
+        distance[~left] = np.inf
+        at = int(distance.argmin())
+    return order
