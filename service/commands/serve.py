@@ -161,4 +161,9 @@ class _Teller:
                     line.update(f"warming: {mib:,.1f} MiB read, predicted hit ratio {ratio:.2f}")
 
     def _say(self, text: str, **event: Any) -> None:
-        print(json.dumps(event) if self._as_json else text, flush=True)
+        try:
+            print(json.dumps(event) if self._as_json else text, flush=True)
+        except OSError:
+            # Who read it has gone, or its disk is full: no reason to end a server. What is still
+            # buffered would fail again at exit, and with it the exit code.
+            sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import json
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -267,3 +268,27 @@ def test_what_a_command_prints_is_not_mixed_with_the_log(name: str, file_name: s
     assert module.__file__ is not None
     source = Path(module.__file__).read_text(encoding="utf-8")
     assert ("configure_logging(" in source) == (name not in LOGLESS)
+
+
+def test_a_server_goes_on_when_nobody_reads_what_it_prints(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`stoker serve | head -1`, or a file on a full disk; it ended, or ended with 1 at SIGTERM."""
+    from stoker.service.commands.serve import _Teller
+
+    class Gone(io.StringIO):
+        def flush(self) -> None:
+            raise BrokenPipeError
+
+    class Quiet:
+        def readiness(self) -> Any:
+            return argparse.Namespace(parts={})
+
+        def warm_status(self) -> Any:
+            return argparse.Namespace(state="none")
+
+    monkeypatch.setattr(sys, "stdout", Gone())
+    teller = _Teller(cast(Any, Quiet()), as_json=True)
+    teller.listening("127.0.0.1", 1)
+    teller.stopped()
+    sys.stdout.close()
