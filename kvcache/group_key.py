@@ -62,8 +62,11 @@ class GroupKeys:
         """Take a question into the window; times may arrive a little out of order.
 
         Raises:
-            InputError: the vector is not one finite, non-zero vector, or of another dim.
+            InputError: the vector is not one finite, non-zero vector, or of another dim; the time
+                is no number.
         """
+        if not math.isfinite(time_s):
+            raise InputError(f"time_s: expected seconds, found {time_s}")
         given = np.asarray(vector, np.float32)
         length = float(np.linalg.norm(given))
         if given.ndim != 1 or not math.isfinite(length) or length == 0.0:
@@ -88,7 +91,9 @@ class GroupKeys:
         fingerprint = read_question(text).fingerprint
         start = math.floor(time_s / self._window_s) * self._window_s
         group = self._group_of(fingerprint)
-        return f"win:{start:g}|grp:{group}|sig:{fingerprint:016x}"
+        # Of Unix times, six digits would be the same for hours.
+        told = f"{start:.6f}".rstrip("0").removesuffix(".")
+        return f"win:{told}|grp:{group}|sig:{fingerprint:016x}"
 
     def group_count(self, time_s: float) -> int:
         """Return how many groups the window that ends at a time holds."""

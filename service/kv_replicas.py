@@ -8,6 +8,7 @@ updates, in any order and any number of times, and all tables become the same.
 from __future__ import annotations
 
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -53,7 +54,9 @@ def decode_register(raw: bytes) -> Register:
     try:
         document = json.loads(raw)
         versions = tuple(_version_of(item) for item in document["versions"])
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (
+        ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError,
+    ) as error:  # fmt: skip
         raise InputError(f"expected a register, found {error!r}") from error
     # Merged into nothing, so that the order is ours and no version is under another.
     return Register().merged(Register(versions))
@@ -63,9 +66,10 @@ def _version_of(item: Mapping[str, Any]) -> Version:
     value = item["value"]
     if value is not None and not isinstance(value, str):
         raise InputError(f"value: expected a text or none, found {value!r}")
-    return Version(
-        VersionVector.of(item["seen"]), float(item["time_s"]), str(item["replica"]), value
-    )
+    time_s = float(item["time_s"])
+    if math.isnan(time_s):  # neither sooner nor later: replicas would choose unlike winners
+        raise InputError("time_s: expected a number, found none")
+    return Version(VersionVector.of(item["seen"]), time_s, str(item["replica"]), value)
 
 
 class ReplicatedMetadata:

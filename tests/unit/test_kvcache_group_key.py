@@ -40,6 +40,23 @@ def test_key_is_the_same_in_every_order() -> None:
     assert all(len(part["sig"]) == 16 for part in parts)
 
 
+@pytest.mark.parametrize("since_s", [0.0, 1.0e6, 1.7645e9, 4.1e9])
+@pytest.mark.parametrize("window_s", [0.25, 5.0, 60.0])
+def test_windows_have_keys_of_their_own_at_any_time(since_s: float, window_s: float) -> None:
+    groups = GroupKeys(window_s=window_s)
+    begin = since_s // window_s * window_s
+    numbers = (0, 1, 2, 7, 60, 999, 86_400)
+    starts = [begin + number * window_s for number in numbers]
+    told = [groups.key_of("where is my card", start + 0.2 * window_s) for start in starts]
+    assert len(set(told)) == len(starts)
+    same = [groups.key_of("where is my card", start + 0.8 * window_s) for start in starts]
+    assert same == told
+    parts = [key.split("|")[0].removeprefix("win:") for key in told]
+    assert all(
+        abs(float(part) - start) <= window_s for part, start in zip(parts, starts, strict=True)
+    )
+
+
 def test_what_a_full_window_keeps_does_not_depend_on_the_order() -> None:
     kept = set()
     for order in itertools.permutations(range(4)):
@@ -93,3 +110,6 @@ def test_wrong_input_is_the_callers() -> None:
             groups.add("x", vector, 1.0)
     with pytest.raises(InputError):
         GroupKeys(window_s=0.0)
+    for time_s in (float("nan"), float("inf")):
+        with pytest.raises(InputError, match="time_s"):
+            groups.add("text", np.ones(2), time_s)

@@ -182,6 +182,9 @@ def test_registers_survive_the_wire() -> None:
         '{"versions": 3}',
         '{"versions": [' + version % ('{"a": -1}', '"x"') + "]}",
         '{"versions": [' + version % ("{}", "3") + "]}",
+        '{"versions": [' + (version % ("{}", '"x"')).replace(": 0", ": NaN") + "]}",
+        '{"versions": [' + (version % ("{}", '"x"')).replace(": 0", ": 1" + "0" * 400) + "]}",
+        '{"versions": ' + "[" * 100_000,
     ):
         with pytest.raises(InputError):
             decode_register(text.encode())
