@@ -175,7 +175,7 @@ def read_gate_prompts(path: Path) -> list[GatePrompt]:
         try:
             found = json.loads(line)
             texts = (found["system"], *found["chunks"], found["continuation"])
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise InputError(f"{path}:{number}: expected a prompt: {error!r}") from error
         if len(texts) < 3 or not all(isinstance(text, str) and text for text in texts):
             raise InputError(
@@ -286,7 +286,7 @@ class ChunkGate:
             numbers = dataclasses.astuple(dataclasses.replace(record, report=None))[1:]
             if not all(isinstance(number, int | float) for number in numbers):
                 return GateRecord()
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return GateRecord()
         return record if report is None or report.model_id == model_id else GateRecord()
 
@@ -312,5 +312,6 @@ def is_open(record: GateRecord, *, now_s: float, settings: KvcacheSettings) -> b
         and report.allowed
         and report.recompute_ratio == settings.kv_recompute_ratio
         and report.choice == DEFAULT_CHOICE
-        and now_s - record.measured_at_s <= 2 * settings.kv_gate_every_s
+        # Of a clock that was set back nothing is known but that it is wrong.
+        and abs(now_s - record.measured_at_s) <= 2 * settings.kv_gate_every_s
     )

@@ -174,6 +174,6 @@ class LmcachePrefetch:
             connection.close()
         try:
             answer = json.loads(text) if text else {}
-        except ValueError:
+        except (ValueError, RecursionError):
             answer = {}
         return response.status, answer if isinstance(answer, dict) else {}

@@ -241,7 +241,7 @@ class SharedLeases:
             note = json.loads(raw)
             runs = float(note["until_s"]) > self._wall()
             return runs and note["replica"] != self._table.replica
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, RecursionError):
             return False
 
     def note(self, leased: set[tuple[str, str]]) -> None:

@@ -16,6 +16,7 @@ from stoker.kvcache.chunk_gate import (
     GatePrompt,
     GateRecord,
     GateReport,
+    is_open,
     read_gate_prompts,
 )
 from stoker.kvcache.chunk_reuse import DEFAULT_CHOICE
@@ -172,6 +173,8 @@ def test_a_clock_set_back_and_another_share_measure_anew() -> None:
     record = GateRecord(report=REPORT, measured_at_s=5_000.0, allowed=1)
     assert due_reason(record, uses=0, now_s=5_500.0, settings=SETTINGS) is None
     assert due_reason(record, uses=0, now_s=4_000.0, settings=SETTINGS) == "time"
+    assert is_open(record, now_s=5_500.0, settings=SETTINGS)
+    assert not is_open(record, now_s=5_000.0 - 3 * SETTINGS.kv_gate_every_s, settings=SETTINGS)
     other = dataclasses.replace(SETTINGS, kv_recompute_ratio=0.05)
     assert due_reason(record, uses=0, now_s=5_500.0, settings=other) == "settings"
 
@@ -214,7 +217,7 @@ def test_what_cannot_be_read_is_measured_again(model: Model) -> None:
     (path,) = model.folder.iterdir()
     whole = json.loads(path.read_text())
     for broken in (
-        "", "[]", "{}", json.dumps({**whole, "model_id": "abd"}),
+        "", "[]", "{}", "[" * 200_000, json.dumps({**whole, "model_id": "abd"}),
         json.dumps({**whole, "measured_at_s": "now"}), json.dumps({**whole, "report": {}}),
         json.dumps({**whole, "report": {**whole["report"], "model_id": "abd"}}),
     ):  # fmt: skip
@@ -235,6 +238,9 @@ def test_stored_prompts_are_read_or_named(tmp_path: Path) -> None:
         path.write_text(json.dumps(good) + "\n" + json.dumps(wrong) + "\n")
         with pytest.raises(InputError, match=r"prompts.jsonl:2"):
             read_gate_prompts(path)
+    path.write_text(json.dumps(good) + "\n" + "[" * 200_000)
+    with pytest.raises(InputError, match=r"prompts.jsonl:2"):
+        read_gate_prompts(path)
     path.write_text("\n")
     with pytest.raises(InputError, match="at least one"):
         read_gate_prompts(path)
