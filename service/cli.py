@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
+import io
 import json
 import sys
 import textwrap
@@ -90,6 +91,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     _Parser.as_json = "--json" in argv
     verbose = "--verbose" in argv
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # In a locale without UTF-8, as cron has, one sign of a table would lose the whole result.
+        sys.stdout.reconfigure(errors="replace")
     try:
         module, args = _parse(argv)
         if module is None:

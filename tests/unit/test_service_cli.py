@@ -292,3 +292,22 @@ def test_a_server_goes_on_when_nobody_reads_what_it_prints(
     teller.listening("127.0.0.1", 1)
     teller.stopped()
     sys.stdout.close()
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_a_sign_that_a_terminal_cannot_show_loses_no_result(
+    monkeypatch: pytest.MonkeyPatch, encoding: str
+) -> None:
+    """In the locale of cron, or with a file name that is no UTF-8."""
+
+    def run(_args: argparse.Namespace) -> int:
+        print("a table's \u2026, a file's \udcff")
+        return 0
+
+    printed = io.BytesIO()
+    module = argparse.Namespace(run=run)
+    monkeypatch.setattr(cli, "_parse", lambda argv: (module, argparse.Namespace()))
+    with io.TextIOWrapper(printed, encoding=encoding, write_through=True) as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        assert cli.main(["inspect"]) == 0
+        assert printed.getvalue().endswith(b"a file's ?\n")
