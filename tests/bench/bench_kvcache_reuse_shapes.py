@@ -13,6 +13,7 @@ most of it embedding). Shapes:
 * ``amounts``: one amount or time in two spellings, beside another amount, beside another thing;
 * ``headings``, ``python-headings``: headings of documentation asked for in two ways, beside those
   that share most words (of PostgreSQL and Kafka; of Python);
+* ``titles``: titles of scifact's papers, asked for in the same way;
 * ``languages``, ``languages-2``: templates in German, French, Spanish; Italian, Portuguese, Dutch;
 * ``random``: banking77's questions, partners drawn at random and from near misses, so that a
   question's neighbours say nothing about its pair.
@@ -36,7 +37,7 @@ from stoker.kvcache.reuse_evaluation import Pair, evaluate_reuse, with_vectors
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from kvcache_bench import banking77_rows
-from kvcache_pair_kinds import Labelled, amounts, headings, helpdesk, languages
+from kvcache_pair_kinds import Labelled, amounts, headings, helpdesk, languages, titles
 
 ASKS = (
     "how do i {x}", "how can i {x}", "what is the way to {x}", "i want to {x}, how",
@@ -230,6 +231,7 @@ def build(shape: str, data: Path, *, seed: int, order: int, count: int) -> list[
         "amounts": lambda: amounts(rng, ASKS, count),
         "headings": lambda: headings(rng, data, ("postgresql15", "kafka"), count),
         "python-headings": lambda: headings(rng, data, ("python311",), count),
+        "titles": lambda: titles(rng, data, count),
         "languages": lambda: languages(rng, ("de", "fr", "es"), count),
         "languages-2": lambda: languages(rng, ("it", "pt", "nl"), count),
         "random": lambda: at_random(rng, data, count),
@@ -250,7 +252,7 @@ if __name__ == "__main__":
         required=True,
         choices=[
             "templates", "differences", "claims", "turns", "helpdesk", "amounts", "headings",
-            "python-headings", "languages", "languages-2", "random",
+            "python-headings", "titles", "languages", "languages-2", "random",
         ],
     )  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, help="of the pairs")

@@ -361,7 +361,24 @@ def headings(
                     found[heading] = 1
     chosen = list(found)
     rng.shuffle(chosen)
-    chosen = chosen[:900]
+    return asked_for(rng, chosen[:900], count)
+
+
+def titles(rng: random.Random, data: Path, count: int) -> list[Labelled]:
+    """Titles of papers (scifact) asked for in two ways, beside titles that share most words."""
+    found: dict[str, int] = {}
+    with (data / "scifact/corpus.jsonl").open(encoding="utf-8") as file:
+        for line in file:
+            title = re.sub(r"\s+", " ", json.loads(line)["title"]).strip(" .")
+            if 3 <= len(title.split()) <= 14:
+                found[title] = 1
+    chosen = list(found)
+    rng.shuffle(chosen)
+    return asked_for(rng, chosen[:900], count)
+
+
+def asked_for(rng: random.Random, chosen: list[str], count: int) -> list[Labelled]:
+    """Ask for things by name in two ways, and for others that share most of the name's words."""
     words = {heading: set(heading.lower().split()) for heading in chosen}
 
     def shared(one: str, other: str) -> float:
