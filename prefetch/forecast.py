@@ -92,6 +92,8 @@ _REPEAT_WEIGHT = 0.1  # what a repeat inside one session adds to popularity
 _PRIOR_HITS = 5.0  # accesses that a first weight stands for
 _PRIOR = 3.0  # observations that a conditional share must outweigh
 _DEGREE_MAX = 64  # companions and followers kept per key
+# Of a request's keys so many, the best, are linked to each other: the work grows with their square.
+_LINKED_MAX = 256
 _EXPONENT_MAX = 200.0
 _EARLIER_FADE = 0.8
 _SUMMED_ANEW_REQUESTS = 4096  # so that what rounding adds to running sums stays without meaning
@@ -205,7 +207,8 @@ class SessionForecast:
         rows, kept = self._intern(keys)
         at = np.array(rows, dtype=np.int64)
         self._excite(rows, at, session)
-        self._companions.add(at, at)
+        together = at[:_LINKED_MAX]
+        self._companions.add(together, together)
         self.requests += 1
         if self.requests % _SUMMED_ANEW_REQUESTS == 0:
             self._sums = self._x[: len(self.keys)].sum(axis=0)
@@ -258,7 +261,8 @@ class SessionForecast:
         streak = dict.fromkeys(rows, 1)
         turns = 1
         if before is not None and self._now - before.time_s <= self._gap_s:
-            self._followers.add(np.array(before.keys, dtype=np.int64), at)
+            followed = np.array(before.keys[:_LINKED_MAX], dtype=np.int64)
+            self._followers.add(followed, at[:_LINKED_MAX])
             streak = {row: before.streak.get(row, 0) + 1 for row in rows}
             earlier = before.earlier
             turns = before.turns + 1

@@ -260,3 +260,31 @@ def test_running_sums_are_those_of_the_columns(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(terms, "_SUMMED_ANEW_REQUESTS", 1)
     forecast.observe(["a"], None, 2e9)
     assert forecast._sums.tolist() == forecast._x[: len(forecast.keys)].sum(axis=0).tolist()
+
+
+class CountedLinks:
+    """Links that count how many pairs they were told of."""
+
+    def __init__(self, links: Any) -> None:
+        self.links, self.pairs = links, 0
+
+    def add(self, before: Any, after: Any) -> None:
+        self.pairs += len(before) * len(after)
+        self.links.add(before, after)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.links, name)
+
+
+def test_a_request_of_thousands_links_its_best_alone() -> None:
+    """The work of a request must not grow with the square of what it asks for."""
+    pairs = []
+    for count in (600, 2_400):
+        forecast = SessionForecast()
+        counted = [CountedLinks(forecast._companions), CountedLinks(forecast._followers)]
+        forecast._companions, forecast._followers = counted  # type: ignore[assignment]
+        for turn in range(2):
+            forecast.observe(list(range(turn, turn + count)), "s", 60.0 * turn)
+        pairs.append([links.pairs for links in counted])
+        assert len(forecast.keys) == count + 1
+    assert pairs[0] == pairs[1]
