@@ -18,7 +18,7 @@ from stoker.prefetch.protocols import ContentKey, LoadOutcome, UnitBatch, WarmSo
 
 
 class CollectionIndex:
-    """An open collection; `service.engine.ServingIndex` and a warm source."""
+    """An open collection; `engine_parts.ServingIndex` and a warm source."""
 
     def __init__(self, collection: Collection) -> None:
         self._collection = collection
