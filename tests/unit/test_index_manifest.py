@@ -64,10 +64,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def use(folder: Path, *, bits: int, changed: object) -> None:
+def use(folder: Path, manifest: Manifest, *, bits: int, changed: object) -> None:
     """Open the segment, search it and load it whole; what it promises is a number."""
     settings = IndexSettings(navigation_bits=bits, search_threads=1)
-    with Segment.open(folder, memory_bytes=1, settings=settings) as segment:
+    with Segment(folder, manifest, 1, settings) as segment:
         hits = segment.search(np.ones((2, segment.dim), np.float32), 5)
         assert np.isfinite(hits.summary.recall_bound).all(), changed
         segment.ids_at(hits.rows)
@@ -88,13 +88,13 @@ def test_hostile_fields_are_refused_or_of_no_effect(folder: Path) -> None:
             for value in VALUES:
                 path.write_bytes(changed(body, at, value))
                 try:
-                    Manifest.read(folder)
+                    manifest = Manifest.read(folder)
                 except CorruptError:
                     refused += 1
                     continue  # All that use it read it first.
                 for bits in (2, 4):
                     with contextlib.suppress(CorruptError):
-                        use(folder, bits=bits, changed=(at, value))
+                        use(folder, manifest, bits=bits, changed=(at, value))
                 with contextlib.suppress(CorruptError):
                     read_graph(folder)
     finally:
