@@ -42,6 +42,16 @@ class GenerationCorrupt(CorruptError):
     """CURRENT is missing or damaged; `stoker repair` writes it anew from the segments."""
 
 
+class NewerFormat(InputError):
+    """A whole file that a newer Stoker wrote. No damage: nothing here may rewrite it."""
+
+    def __init__(self, path: Path, found: int, known: str) -> None:
+        super().__init__(
+            f"{path}: format version {found}, this Stoker reads {known}: a newer one wrote it; "
+            "upgrade this one"
+        )
+
+
 class NoRoom(CapacityError):
     """The disk is full: nothing changed, the old generation goes on serving."""
 
@@ -119,7 +129,8 @@ def read_current(folder: Path) -> Generation:
     """Read and check CURRENT.
 
     Raises:
-        GenerationCorrupt: missing, damaged, or of another version.
+        GenerationCorrupt: missing, damaged, or of a version that never was.
+        NewerFormat: a newer Stoker wrote it.
     """
     path = folder / CURRENT_NAME
     try:
@@ -138,9 +149,13 @@ def read_current(folder: Path) -> Generation:
             f"found {rest[:9]!r}"
         )
     try:
-        return _decode(orjson.loads(body))
+        value = orjson.loads(body)
+        version = value["format"]
+        if not isinstance(version, int) or version <= _FORMAT:
+            return _decode(value)
     except (ValueError, TypeError, KeyError) as error:
         raise GenerationCorrupt(f"{path}: {error!r}") from error
+    raise NewerFormat(path, version, f"version {_FORMAT}")
 
 
 def _decode(value: dict[str, Any]) -> Generation:

@@ -17,6 +17,7 @@ import numpy as np
 import stoker.kernels._core as _core
 from stoker.index.calibrated import Calibration, calibration_from_json, wrong_with
 from stoker.index.coarse_basis import BasisLayout
+from stoker.index.generation import NewerFormat
 from stoker.index.json_values import is_count, is_int
 from stoker.index.paged_file import PAGE_BYTES_MAX, SegmentFileCorrupt, SegmentVersionUnknown
 
@@ -127,7 +128,8 @@ class Manifest:
 
         Raises:
             SegmentFileCorrupt: missing, not JSON, a field missing or out of range, or damaged.
-            SegmentVersionUnknown: written by a newer Stoker.
+            SegmentVersionUnknown: of a version that is not known, and damaged.
+            NewerFormat: whole, and written by a newer Stoker.
         """
         path = folder / NAME
         try:
@@ -142,13 +144,17 @@ class Manifest:
             raise SegmentFileCorrupt(f"{path}: not JSON: {error}", path=path) from error
         if not isinstance(body, dict) or body.get("format") != FORMAT:
             raise SegmentFileCorrupt(f"{path}: expected format {FORMAT!r}", path=path)
-        if body.get("version") not in _VERSIONS_READ:
+        stated, version = body.pop("crc32c", None), body.get("version")
+        whole = stated == _crc_of(body)
+        if version not in _VERSIONS_READ:
+            known = f"{_VERSIONS_READ[0]} to {VERSION}"
+            if whole and isinstance(version, int) and version > VERSION:
+                raise NewerFormat(path, version, known)
             raise SegmentVersionUnknown(
-                f"{path}: format version {body.get('version')!r}, this Stoker reads "
-                f"{_VERSIONS_READ[0]} to {VERSION}; upgrade it, or rebuild the index"
+                f"{path}: format version {version!r}, this Stoker reads {known}, and "
+                f"{'older ones never were' if whole else 'it fails its checksum'}"
             )
-        stated = body.pop("crc32c", None)
-        if stated != _crc_of(body):
+        if not whole:
             raise SegmentFileCorrupt(f"{path}: fails its checksum", path=path)
         try:
             manifest = _from_json(body)

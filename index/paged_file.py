@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 import stoker.kernels._core as _core
 from stoker.errors import CorruptError, InputError
-from stoker.index.generation import refuse_replaced, refuse_unread
+from stoker.index.generation import NewerFormat, refuse_replaced, refuse_unread
 
 MAGIC: Final = b"STOKERSG"
 VERSION: Final = 1
@@ -61,7 +61,10 @@ class SegmentFileCorrupt(CorruptError):
 
 
 class SegmentVersionUnknown(CorruptError):
-    """The file was written by a newer Stoker; upgrade this one, or rebuild the index."""
+    """The file states a version that this Stoker does not know, and is not whole.
+
+    One that is whole is no damage: see `generation.NewerFormat`.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,7 +235,7 @@ class PagedFile:
 
         Raises:
             SegmentFileCorrupt: missing, truncated, of another kind, or damaged.
-            SegmentVersionUnknown: written by a newer Stoker.
+            NewerFormat: written by a newer Stoker.
             UnavailableError: the process may not read it, or is out of files.
         """
         self.path = path
@@ -366,14 +369,17 @@ def _parse_header(path: Path, header: bytes, size: int, kind: str) -> PagedFileI
         raise bad(
             f"not a Stoker segment file: expected magic {MAGIC!r} at offset 0, found {magic!r}"
         )
-    if version != VERSION:
-        raise SegmentVersionUnknown(
-            f"{path}: format version {version} at offset 8, this Stoker reads {VERSION}; "
-            "upgrade it, or rebuild the index"
-        )
     body = np.frombuffer(header, np.uint8)[: HEADER_BYTES - _CRC.size]
     (stated,) = _CRC.unpack_from(header, HEADER_BYTES - _CRC.size)
-    if _core.crc32c(body) != stated:
+    whole = _core.crc32c(body) == stated
+    if version > VERSION and whole:
+        raise NewerFormat(path, version, f"version {VERSION}")
+    if version != VERSION:
+        raise SegmentVersionUnknown(
+            f"{path}: format version {version} at offset 8, this Stoker reads {VERSION}, and "
+            f"{'older ones never were' if whole else 'the header fails its checksum'}"
+        )
+    if not whole:
         raise bad("the header (offset 0 to 4096) fails its checksum")
     if kind_code != KINDS[kind]:
         raise bad(f"holds kind {kind_code}, expected {KINDS[kind]} ({kind}): files were swapped")

@@ -119,7 +119,7 @@ class Segment:
 
         Raises:
             SegmentFileCorrupt: a file is missing, truncated, swapped or damaged; names which.
-            SegmentVersionUnknown: written by a newer Stoker.
+            NewerFormat: written by a newer Stoker.
         """
         chosen = settings or IndexSettings()
         folder = Path(path)
