@@ -73,9 +73,10 @@ def normalize_ids(ids: Any, count: int) -> NDArray[Any]:
             )
             kind = "int"
         if wrong is not None:
-            raise InputError(
-                f"ids: entry {wrong} is a {type(array[wrong]).__name__}, the others are {kind}"
-            )
+            what = type(array[wrong]).__name__
+            # The first decides; where it is neither, nobody knows what the others are.
+            expected = f"{kind}, as the first" if wrong else "int or str"
+            raise InputError(f"ids: entry {wrong}: expected {expected}, found {what}")
         if kind == "int":
             try:
                 result = array.astype(np.int64)

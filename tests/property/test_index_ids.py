@@ -212,3 +212,18 @@ def test_empty_ids_of_a_hostile_file_read_alike(tmp_path: Path) -> None:
     table = IdTable(path, layout, count)
     table.load()
     assert few.tolist() == table.ids_at(np.array([0, count - 1])).tolist() == ["", ""]
+
+
+@pytest.mark.parametrize(
+    ("ids", "said"),
+    [
+        ([1.0, 2.0], "entry 0: expected int or str, found float"),
+        ([None, 2], "entry 0: expected int or str, found NoneType"),
+        ([True, 2], "entry 0: expected int or str, found bool"),
+        ([1, "a"], "entry 1: expected int, as the first, found str"),
+        (["a", "b", 2], "entry 2: expected str, as the first, found int"),
+    ],
+)
+def test_ids_of_another_kind_are_named_with_what_was_expected(ids: list[object], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        normalize_ids(ids, len(ids))
