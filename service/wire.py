@@ -21,7 +21,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 from urllib.parse import quote
 
 import orjson
@@ -241,7 +241,7 @@ class ReadyWait:
 def check_deadline(seconds: Any, name: str) -> None:
     """Return if these seconds can be waited for. Raises InputError that names the argument."""
     known = isinstance(seconds, numbers.Real) and not isinstance(seconds, bool)
-    if not known or not 0 < seconds <= DEADLINE_S_MAX:
+    if not known or not 0 < cast(float, seconds) <= DEADLINE_S_MAX:
         raise InputError(
             f"{name} must be above 0 and at most {DEADLINE_S_MAX:.0f} s, found {seconds!r:.40}"
         )
