@@ -13,7 +13,7 @@ from collections import Counter
 from stoker.kvcache.amounts import amount_text
 from stoker.kvcache.denials import Denial
 from stoker.kvcache.opposites import denial_of, loose_of, opposites_of, turned_of
-from stoker.kvcache.question import COMPARISONS, ORDINAL, STOPWORDS, Question, stem_of
+from stoker.kvcache.question import ACRONYMS, COMPARISONS, ORDINAL, STOPWORDS, Question, stem_of
 
 
 class Guard(enum.StrEnum):
@@ -215,6 +215,10 @@ def _not_mentioned(names: frozenset[str], question: Question) -> set[str]:
         if name not in question.word_set
         and stem_of(name) not in question.word_set
         and name.replace("-", "") not in question.word_set
+    } | {
+        name
+        for name in names & ACRONYMS
+        if name not in question.names and f"the {name}" not in question.normal
     }
 
 
@@ -224,7 +228,7 @@ def name_conflict(asked: Question, earlier: Question) -> Conflict | None:
     Operators and pictures are names of a kind: a comparison that only one has, or other signs.
     """
     if asked.symbols != earlier.symbols:
-        compared = COMPARISONS & (set(asked.symbols) ^ set(earlier.symbols))
+        compared = (COMPARISONS | {"^"}) & (set(asked.symbols) ^ set(earlier.symbols))
         if compared or (asked.symbols and earlier.symbols):
             return Conflict(Guard.NAME, " ".join(asked.symbols), " ".join(earlier.symbols))
     missing_earlier = _not_mentioned(asked.names, earlier)

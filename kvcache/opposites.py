@@ -36,7 +36,7 @@ _PAIRS = (
     "top bottom;more less;more few;more fewer;most fewest;most least;most few;best worst;"
     "better worse;many few;all some;all few;sunrise sunset;singular plural;upper lower;"
     "major minor;odd even;"
-    "latest earliest;newest oldest;payer payee"
+    "without except;latest earliest;newest oldest;payer payee"
 )
 # Both of a pair, their comparatives and superlatives.
 _DEGREES = (
@@ -48,6 +48,8 @@ _DEGREES = (
 # Of one class only one is meant; "/" joins words for the same. Two questions that name different
 # members ask for different things.
 _CLASSES = (
+    "nobody nothing nowhere", "somebody/someone something somewhere",
+    "everybody/everyone everything everywhere",
     "north/northern south/southern east/eastern west/western",
     "spring summer autumn winter", "morning afternoon evening night/nighttime noon midnight day",
     "breakfast lunch dinner/supper",

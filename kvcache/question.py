@@ -80,6 +80,9 @@ _AFTER_THINGS = set_of(
     "with by to from for into in on at of and or nor than then is are as if vs versus minus plus "
     "times over under between"
 )
+# In capitals these are names, in lower case mostly not.
+ACRONYMS = frozenset(("us", "it", "who"))
+_POWER = re.compile("(?<=\\w)([⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+)")
 COMPARISONS = frozenset(("<", ">", "=", "≤", "≥", "≠", "<=", ">=", "==", "!=", "<>"))
 _OPERATORS = COMPARISONS | frozenset("+-*/^~±×÷")
 _SPACE = re.compile(r"\s+")
@@ -248,6 +251,8 @@ class _Reader:
     """
 
     def __init__(self, text: str) -> None:
+        if not text.isascii():
+            text = _POWER.sub(r"^\1", text)  # else "5²" would be "52"
         plain = unicodedata.normalize("NFKC", text).replace("’", "'").strip()
         if not plain.isascii():
             plain = _UNSPACED.sub(r" \1 ", plain)
@@ -355,6 +360,8 @@ class _Reader:
                 token, starts_sentence=self._starts_sentence, all_capitals=self._all_capitals
             ):
                 self._names.add(_name_of(token, low))
+            elif low in ACRONYMS and token.isupper() and not self._all_capitals:
+                self._names.add(low)
         self._normal.append(content)
         self._starts_sentence = False
         if low in _ROLE_WORDS:

@@ -544,6 +544,15 @@ def test_a_word_is_a_date_by_its_place(text: str, dates: tuple[str, ...]) -> Non
         ("zambian visa rules", "visa rules of malawi", None),
         ("is the weekly limit raised", "is the limit per week raised", None),
         ("what opens on Sunday in Oslo", "what opens in Oslo on Sunday", None),
+        ("who governs us", "who governs US", Guard.NAME),
+        ("how safe is it", "how safe is IT", Guard.NAME),
+        ("people of the US", "people of the us", None),
+        ("PEOPLE OF THE US", "people of the us", None),
+        ("the root of 5²", "the root of 52", Guard.NUMBER),
+        ("solve x² = 4", "solve x^2 = 4", None),
+        ("nobody called", "nothing called", Guard.ANTONYM),
+        ("something is missing", "someone is missing", Guard.ANTONYM),
+        ("travel without a visa", "travel except a visa", Guard.ANTONYM),
     ],
 )
 def test_more_kinds_of_one_difference(one: str, other: str, guard: Guard | None) -> None:
