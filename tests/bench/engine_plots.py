@@ -76,6 +76,7 @@ def _title(results: dict[str, Any]) -> str:
 
 def _warm(results: dict[str, Any]) -> Any:
     figure, (batch, single) = _panels(2, f"Everything resident, one thread, {_title(results)}")
+    single.sharey(batch)
     for axes, column, name in ((batch, "batch", "batches"), (single, "single", "one by one")):
         for peer in results["peers"]:
             rows = results["warm"].get(f"{peer}/1", {}).get("rows", [])
@@ -219,6 +220,15 @@ def _short(count: int) -> str:
 
 
 def _plain_numbers(axis: Any) -> None:
-    from matplotlib.ticker import FuncFormatter
+    from matplotlib.ticker import FuncFormatter, LogFormatter
+
+    # Between powers of ten too, but only where the axis spans so little that these stand alone.
+    sparse = LogFormatter(labelOnlyBase=False, minor_thresholds=(1.0, 0.4))
+
+    def minor(value: float, place: int | None) -> str:
+        sparse.set_axis(axis)
+        sparse.set_locs(axis.get_minorticklocs())
+        return f"{value:,g}" if sparse(value, place) else ""
 
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    axis.set_minor_formatter(FuncFormatter(minor))
