@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 from stoker.index.json_values import is_count, is_number, is_share
+from stoker.index.loss_lines import LossLine, LossLines, lines_from_json, wrong_with_lines
 
 # Widest walk that can be asked for, or that calibration measures.
 EF_MAX: Final = 1 << 20
@@ -123,6 +124,9 @@ class Calibration:
         scan: Of scans of all codes but coarse ones, whose best are settled by vectors: the mean and
             the recall that the stated share reached, each of the kind or band that fares worst.
             Empty where nobody measured them.
+        losses: What near queries lose whose answers are settled by the codes that walks compare,
+            and what they expect to; empty where nobody measured it.
+        coarse_losses: The same of walks on coarse codes, of every kind.
     """
 
     queries: int
@@ -174,6 +178,8 @@ class Calibration:
     half_low: float | None = None
     by_k: tuple[KTable, ...] = ()
     scan: tuple[float, ...] = ()
+    losses: tuple[LossLines, ...] = ()
+    coarse_losses: tuple[LossLines, ...] = ()
 
     @property
     def knows_strangers(self) -> bool:
@@ -206,6 +212,11 @@ class Calibration:
         if bits == 2:
             return self.coarse_near_mean, self.coarse_near_low
         return self.near_mean, self.near_low
+
+    def loss_lines(self, bits: int, *, width: int, near: bool) -> tuple[LossLine, ...]:
+        """What queries lose by walks of ``width``: near ones, or a line for each other kind."""
+        measured = {2: self.coarse_losses, 4: self.losses}.get(bits, ())
+        return tuple(kind.at(width) for kind in measured if (kind.kind == "near") == near)
 
     def entry_by_width(self, bits: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """As `by_width`, of walks that enter widely; empty where nobody measured them."""
@@ -262,7 +273,8 @@ def calibration_from_json(raw: Mapping[str, Any]) -> Calibration:
         TypeError, ValueError, KeyError: fields are missing, unknown or of another shape.
     """
     by_k = tuple(_table(dict(table)) for table in raw.get("by_k", ()))
-    return Calibration(**{**raw, **_tuples(raw), "by_k": by_k})
+    lines = {name: lines_from_json(raw.get(name, ())) for name in ("losses", "coarse_losses")}
+    return Calibration(**{**raw, **_tuples(raw), "by_k": by_k, **lines})
 
 
 def _table(raw: dict[str, Any]) -> KTable:
@@ -341,6 +353,8 @@ def wrong_with(calibration: Calibration, *, has_coarse: bool) -> str | None:
         if not all(map(is_share, values)):
             return f"{name} {values!r}"
     wrong = _wrong_with_scan(calibration.scan)
+    for lines in (calibration.losses, calibration.coarse_losses):
+        wrong = wrong or wrong_with_lines(lines, ef_max=EF_MAX)
     return wrong or _wrong_with_tables(calibration)
 
 

@@ -32,6 +32,8 @@ from numpy.typing import NDArray
 
 from stoker.index.calibrated import Calibration, KTable
 from stoker.index.held_out import KINDS, NEAR_MIN, STRANGERS, K, Probe
+from stoker.index.loss_lines import LOSS_KINDS, LossLines
+from stoker.index.loss_probe import measure_losses
 from stoker.index.manifest import FILES, Manifest
 from stoker.index.recall_bounds import SCAN_ROWS_MAX, scan_width
 from stoker.index.segment import Segment
@@ -203,14 +205,20 @@ def calibrate(folder: Path, manifest: Manifest, probe: Probe) -> Manifest:
         _load(segment, "upper")
         upper = by_stage.recall_of(_from_memory(segment, by_stage, k, k))
         _load(segment, "links", walked)
+        losses: tuple[LossLines, ...] = ()
+        if not manifest.walks_vectors:
+            losses = measure_losses(segment, probe, near, LOSS_KINDS[:1])
         by_code = by_stage.recall_of(_from_memory(segment, by_stage, largest, k))
         _load(segment, "refine")
         settled = _from_memory(segment, by_stage, largest, _SETTLED * k)
         refined = by_stage.recall_of(settled[:, :k])
         half = _half_recall(segment, by_stage, largest, settled)
+    coarse_losses: tuple[LossLines, ...] = ()
     if manifest.has_coarse:
         with _opened(folder, manifest, bits=2) as segment:
-            _load(segment, "upper", "links", "coarse", "codes", "refine")
+            _load(segment, "upper", "links", "coarse")
+            coarse_losses = measure_losses(segment, probe, near, LOSS_KINDS)
+            _load(segment, "codes", "refine")
             for sort, by_k in zip(sorts, found, strict=True):
                 coarse = _walks(segment, sort, entry_cost)
                 for at_k, lists in coarse.items():
@@ -238,6 +246,8 @@ def calibrate(folder: Path, manifest: Manifest, probe: Probe) -> Manifest:
                 for at_k, lists in by_k.items()
             ),
             scan=scans[0].get(k, ()),
+            losses=losses,
+            coarse_losses=coarse_losses,
             **of_k,
         ),
     )

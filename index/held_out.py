@@ -235,6 +235,19 @@ class Probe:
         part.__dict__["_equals"] = self._equals  # Of all vectors: worked out once for all parts.
         return part
 
+    def only(self, chosen: NDArray[np.bool_]) -> Probe:
+        """Return the queries that ``chosen``, bool of shape (nq,), says; see `fewer`."""
+        part = dataclasses.replace(
+            self,
+            known=int(chosen[: self.known].sum()),
+            queries=self.queries[chosen],
+            scores=self.scores[chosen],
+            rows=self.rows[chosen],
+            deep=None,
+        )
+        part.__dict__["_equals"] = self._equals
+        return part
+
     def deeper(self) -> Probe | None:
         """Return `deep`, once all vectors were met; None where there are no more neighbors."""
         if self.deep is not None:
@@ -320,7 +333,15 @@ class Probe:
             found: int64, shape (nq, n), best first.
             k: How many neighbors count, and how many of what was found; None for all.
         """
+        return self._share_of(found[:, :k], self.rows[:, :k])
+
+    def met_of(self, found: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Share of each query's true neighbors that are anywhere among ``found``, (nq, n)."""
+        return self._share_of(found, self.rows)
+
+    def _share_of(self, found: NDArray[np.int64], truth: NDArray[np.int64]) -> NDArray[np.float64]:
         numbers = self._equals
+        columns = max(found.shape[1], truth.shape[1])
 
         def named(rows: NDArray[np.int64]) -> NDArray[np.int64]:
             # The group of equal vectors, and the how manieth of it the row is in the answer.
@@ -329,10 +350,10 @@ class Probe:
             new = np.ones(groups.shape, np.bool_)
             new[:, 1:] = groups[:, 1:] != groups[:, :-1]
             start = np.maximum.accumulate(np.where(new, places, 0), axis=1)
-            unlike: NDArray[np.int64] = groups * groups.shape[1] + (places - start)
+            unlike: NDArray[np.int64] = groups * columns + (places - start)
             return unlike
 
-        return recall_of(named(found[:, :k]), named(self.rows[:, :k]))
+        return recall_of(named(found), named(truth))
 
 
 def _strangers(

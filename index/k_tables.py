@@ -51,6 +51,8 @@ def for_k(calibration: Calibration, k: int) -> Calibration:
             ef=chosen.ef,
             by_k=(),
             scan=chosen.scan,
+            losses=calibration.losses if k == calibration.k else (),
+            coarse_losses=calibration.coarse_losses if k == calibration.k else (),
             **_listed(chosen.recall),
         )
     scale = max(k / calibration.k, 1.0)
@@ -76,6 +78,8 @@ def for_k(calibration: Calibration, k: int) -> Calibration:
         queries=min(table.queries for table in around),
         ef=tuple(int(width) for width in ef),
         by_k=(),
+        losses=(),
+        coarse_losses=(),
         scan=tuple(
             min(low, max(1.0 - (1.0 - high) * max(around[1].k / k, 1.0), 0.0))
             for low, high in zip(around[0].scan, around[1].scan, strict=False)

@@ -13,6 +13,7 @@ import stoker.kernels._core as _core
 from stoker.index.calibrated import Calibration
 from stoker.index.hits import Summary
 from stoker.index.k_tables import for_k
+from stoker.index.loss_lines import LossLine
 from stoker.index.manifest import Manifest
 
 # Columns of the native search's facts.
@@ -147,6 +148,9 @@ class ChosenWalk(NamedTuple):
         near_mean: Calibrated recall of near queries by the walk that they end with; 0 where none is
             known.
         scans: Whether all rows are looked at, the best ``width`` of which are settled.
+        near_losses: What near queries lose by the walk that they end with, by what they expect to;
+            empty where it is not known.
+        losses: The same of other queries, a line a kind.
     """
 
     width: int
@@ -158,6 +162,8 @@ class ChosenWalk(NamedTuple):
     near_from: float = 0.0
     near_mean: float = 0.0
     scans: bool = False
+    near_losses: tuple[LossLine, ...] = ()
+    losses: tuple[LossLine, ...] = ()
 
 
 def narrowest(
@@ -262,17 +268,21 @@ def farther_walks(
     return tuple(walks)
 
 
-def _knowing_near(
+def _knowing_losses(
     walk: ChosenWalk, calibration: Calibration | None, bits: int, k: int
 ) -> ChosenWalk:
-    """Add what near queries are known to find by the walk that they end with.
+    """Add what queries are known to lose, and near ones to find, by the walk that they end with.
 
     Where that enters the bottom widely they find no less than was measured of others.
     """
     means = calibration.near_by_width(bits)[0] if calibration else ()
+    if calibration is not None and calibration.k == k:
+        walk = walk._replace(losses=calibration.loss_lines(bits, width=walk.width, near=False))
     if calibration is None or not means:
         return walk
     width = walk.near.width if walk.near else walk.width
+    if calibration.k == k:
+        walk = walk._replace(near_losses=calibration.loss_lines(bits, width=width, near=True))
     narrower = width / max(k / calibration.k, 1.0)
     at = int(np.searchsorted(calibration.ef, narrower, "right")) - 1
     if at < 0:
@@ -366,7 +376,7 @@ class RecallBounds:
             widely = known and (entry_ef or 1) >= ef > 1
             recall = walk_recall(calibration, bits, ef, k, enters_widely=widely)
             chosen = ChosenWalk(ef, entry_ef or 1, recall, None, self.spread)
-            return _knowing_near(chosen, calibration, bits, k)
+            return _knowing_losses(chosen, calibration, bits, k)
         if calibration is None:
             width = max(64, 2 * k)
             return ChosenWalk(width, 1, walk_recall(None, bits, width, k), None, self.spread)
@@ -386,7 +396,7 @@ class RecallBounds:
             self.spread,
             farther_walks(calibration, bits, wanted=wanted, sure=sure, k=k),
         )
-        return _knowing_near(chosen, calibration, bits, k)
+        return _knowing_losses(chosen, calibration, bits, k)
 
     def nearness(
         self, best: NDArray[np.floating], queries: NDArray[np.float32]

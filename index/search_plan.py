@@ -115,7 +115,32 @@ def plan_search(
             options["near_mean_loss"] = max(near_share, share) * (1.0 - target) / lost
     if walk.near is not None:
         options["near_ef"] = walk.near.width
+    measured = navigation_bits == 4 or (navigation_bits == 2 and whole_blocks)
+    if measured and (ef is not None or not holds_all):
+        _allow_what_is_measured(options, walk, target)
     return options
+
+
+def _allow_what_is_measured(options: dict[str, Any], walk: ChosenWalk, target: float) -> None:
+    """Let go without reading what leaves the target to queries like those that were measured.
+
+    Of queries that are not near nobody can see which kind they are: the one counts that needs most.
+    A kind for which a caller's width is too narrow, whatever is read, does not count.
+    """
+    if options.get("near_from") and walk.near_losses:
+        allowance = walk.near_losses[0].allowance(target)
+        if allowance is not None:
+            options["near_mean_loss"] = allowance.mean_loss
+            options["near_rerank_target"] = allowance.rerank_target
+            options["near_line"] = allowance.line
+    measured = [line.allowance(target) for line in walk.losses]
+    known = [allowance for allowance in measured if allowance is not None]
+    if not known:
+        return
+    strictest = max(known, key=lambda allowance: allowance.rerank_target)
+    options["mean_loss"] = strictest.mean_loss
+    options["rerank_target"] = strictest.rerank_target
+    options["line"] = strictest.line
 
 
 def wanted_of_walk(settings: IndexSettings, recall_target: float | None) -> float:

@@ -185,7 +185,10 @@ class SegmentLayout:
 class SearchOptions:
     """How searches of one k, width and recall target are done."""
 
-    def __init__(self, *, k: int, ef: int, rerank_target: float, mean_loss: float, loss_ceiling: float, rerank_reads_max: int, read_vectors: bool, beam: int, normalize: bool, near_ef: int = 0, near_from: float = 0.0, spread: float = 0.0, entry_ef: int = 1, near_mean_loss: float = 0.0) -> None: ...
+    def __init__(self, *, k: int, ef: int, rerank_target: float, mean_loss: float, loss_ceiling: float, rerank_reads_max: int, read_vectors: bool, beam: int, normalize: bool, near_ef: int = 0, near_from: float = 0.0, spread: float = 0.0, entry_ef: int = 1, near_mean_loss: float = 0.0, near_rerank_target: float | None = None, line: Sequence[float] = [0.0, 1.0, 0.0, 0.0, 0.0], near_line: Sequence[float] = [0.0, 1.0, 0.0, 0.0, 0.0]) -> None:
+        """
+        Lines: least, share, read_least, read_share, mixed of `LossLine` in stoker/segment.hpp.
+        """
 
     def add_farther(self, *, below: float, ef: int, entry_ef: int) -> None:
         """

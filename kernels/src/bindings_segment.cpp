@@ -1,11 +1,13 @@
 // The Python face of a sealed segment: its layout, and searches over it without the GIL.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cmath>
 #include <exception>
@@ -38,6 +40,9 @@ constexpr std::size_t kRunMax = 4;
 
 // What a query has to be: finite, or of a squared length that a float holds, too.
 enum class Check : std::uint8_t { values, squares };
+
+// A `LossLine` that takes the error model's word.
+constexpr std::array<float, 5> kModelLine = {0.0f, 1.0f, 0.0f, 0.0f, 0.0f};
 
 // What the threads of a batch share, on cache lines of its own.
 struct alignas(128) Progress {
@@ -416,7 +421,9 @@ void bind_segment(nb::module_& m) {
           [](SearchOptions* self, std::uint32_t k, std::uint32_t ef, float rerank_target,
              float mean_loss, float loss_ceiling, std::uint32_t rerank_reads_max,
              bool read_vectors, std::uint32_t beam, bool normalize, std::uint32_t near_ef,
-             float near_from, float spread, std::uint32_t entry_ef, float near_mean_loss) {
+             float near_from, float spread, std::uint32_t entry_ef, float near_mean_loss,
+             std::optional<float> near_rerank_target, const std::array<float, 5>& line,
+             const std::array<float, 5>& near_line) {
             new (self) SearchOptions();
             self->params.k = k;
             self->params.ef = ef;
@@ -432,11 +439,17 @@ void bind_segment(nb::module_& m) {
             self->params.spread = spread;
             self->params.entry_ef = entry_ef;
             self->params.near_mean_loss = near_mean_loss;
+            self->params.near_rerank_target = near_rerank_target.value_or(rerank_target);
+            self->params.line = {line[0], line[1], line[2], line[3], line[4]};
+            self->params.near_line = {near_line[0], near_line[1], near_line[2], near_line[3],
+                                      near_line[4]};
           },
           nb::kw_only(), "k"_a, "ef"_a, "rerank_target"_a, "mean_loss"_a, "loss_ceiling"_a,
           "rerank_reads_max"_a, "read_vectors"_a, "beam"_a, "normalize"_a,
           "near_ef"_a = 0, "near_from"_a = 0.0f, "spread"_a = 0.0f,
-          "entry_ef"_a = 1, "near_mean_loss"_a = 0.0f)
+          "entry_ef"_a = 1, "near_mean_loss"_a = 0.0f, "near_rerank_target"_a = nb::none(),
+          "line"_a = kModelLine, "near_line"_a = kModelLine,
+          "Lines: least, share, read_least, read_share, mixed of `LossLine` in stoker/segment.hpp.")
       .def(
           "add_farther",
           [](SearchOptions& self, float below, std::uint32_t ef, std::uint32_t entry_ef) {

@@ -162,6 +162,9 @@ void Rerank::begin() {
   s_.count = s_.k;
   s_.step = 0;
   s_.loss = 0;
+  s_.loss_unread = 0;
+  s_.mixed = 1;
+  s_.has_read = false;
   s_.let_off = false;
   s_.put_off_at = -1;
   if (s_.k == 0) return;
@@ -182,13 +185,47 @@ void Rerank::begin() {
     for (std::size_t i = 0; i < s_.count; ++i) s_.stats.hits += s_.list[i].grade > walked ? 1 : 0;
   }
   sort_and_judge();
-  const double share = static_cast<double>(s_.k);
-  s_.let_off = s_.loss > loss_max() && s_.loss <= params.loss_ceiling * share && may_read(s_) &&
-               !params.read_vectors && searcher_.credit_.spend(s_.loss / share, params.mean_loss);
+  s_.mixed = mixed();
+  s_.loss_unread = s_.loss * s_.mixed;
+  s_.let_off = s_.loss_unread > loss_max() &&
+               s_.loss <= params.loss_ceiling * static_cast<double>(s_.k) && may_read(s_) &&
+               !params.read_vectors &&
+               searcher_.credit_.spend(lost(s_.loss, false), params.mean_loss);
+}
+
+// How many times as much is lost as is expected, where part of the answer is known better than by
+// what the walk compared.
+double Rerank::mixed() const {
+  if (s_.params.line.mixed <= 0) return 1;
+  std::size_t known = 0;
+  for (std::size_t i = 0; i < s_.k; ++i) known += s_.list[i].grade > walked_grade(layout_) ? 1 : 0;
+  return 1 + s_.params.line.mixed * static_cast<double>(known) / static_cast<double>(s_.k);
 }
 
 double Rerank::loss_max() const {
   return (1.0 - static_cast<double>(s_.params.rerank_target)) * static_cast<double>(s_.k);
+}
+
+// What a query that reads may keep in doubt. Where none may go without reading, they read no
+// further down for that.
+double Rerank::loss_left() const {
+  const double mean = static_cast<double>(s_.params.mean_loss) * static_cast<double>(s_.k);
+  return kLeftByReads * std::max(loss_max(), mean);
+}
+
+// The share of the true k that a query with so many wrong members expected is taken to lose. What
+// the walk has not met stays lost when the rest is read, and those in most doubt miss most of it.
+double Rerank::lost(double loss, bool has_read) const {
+  const LossLine& line = s_.params.line;
+  const double k = static_cast<double>(s_.k);
+  loss *= s_.mixed;
+  double found = line.least + line.share * (loss / k);
+  if (has_read) {
+    const double codes = std::max(static_cast<double>(line.share) - line.read_share, 0.0);
+    found = std::max(line.read_least + line.read_share * (s_.loss_unread / k), 0.0) +
+            codes * (loss / k);
+  }
+  return std::min(std::max(found, 0.0), 1.0);
 }
 
 // What the step that comes next lifts candidates to. What vectors leave in doubt, since they moved
@@ -204,8 +241,8 @@ bool Rerank::wants() {
     s_.order.clear();
     if (s_.step + 1 == kSteps) {
       if (s_.params.read_vectors && may_read(s_)) want_vectors();
-    } else if (step_grade() > walked_grade(layout_) && s_.loss > loss_max() && !s_.let_off &&
-               may_read(s_)) {
+    } else if (step_grade() > walked_grade(layout_) && s_.loss * s_.mixed > loss_max() &&
+               !s_.let_off && may_read(s_)) {
       step_grade() == Grade::exact ? want_doubtful_vectors() : want_planes();
     }
     if (!s_.wanted.empty()) return true;
@@ -215,8 +252,7 @@ bool Rerank::wants() {
 
 void Rerank::put_off() {
   if (s_.let_off || s_.put_off_at >= 0) return;
-  const double share = static_cast<double>(s_.k);
-  s_.put_off_at = std::min(s_.loss, kLeftByReads * loss_max()) / share;
+  s_.put_off_at = lost(std::min(s_.loss, loss_left()), true);
   searcher_.credit_.settle(s_.put_off_at, s_.params.mean_loss);
 }
 
@@ -238,7 +274,7 @@ void Rerank::want_doubtful(Grade grade, const Want& want) {
   for (std::size_t i = 0; i < s_.count; ++i) (i < s_.k ? out : in) += s_.doubt[i];
   std::size_t taken = 0;
   for (const std::uint32_t i : s_.order) {
-    if (std::max(out, in) <= kLeftByReads * loss_max() || !want(s_.list[i].row)) break;
+    if (std::max(out, in) <= loss_left() || !want(s_.list[i].row)) break;
     (i < s_.k ? out : in) -= s_.doubt[i];
     ++taken;
   }
@@ -293,10 +329,12 @@ void Rerank::missed(PageStatus status) {
 
 void Rerank::take(const PinnedPages& got, std::size_t first) {
   s_.stats.misses += static_cast<std::uint32_t>(s_.order.size());
+  s_.has_read = true;
   step_grade() == Grade::exact ? take_vectors(got, first) : take_planes(got, first);
   ++s_.step;
   // What is read moves the border, and may leave others in doubt: hence the second helping.
   sort_and_judge();
+  s_.mixed = mixed();
 }
 
 void Rerank::take_planes(const PinnedPages& got, std::size_t first) {
@@ -337,10 +375,11 @@ void Rerank::finish(std::uint32_t* rows, float* scores) {
   if (s_.let_off) {
     credit.settle(0, s_.params.mean_loss);
   } else if (s_.put_off_at >= 0) {
-    const auto loss = s_.reading ? std::optional<double>(s_.loss / share) : std::nullopt;
+    const auto loss =
+        s_.reading ? std::optional<double>(lost(s_.loss, s_.has_read)) : std::nullopt;
     credit.correct(s_.put_off_at, loss, s_.params.mean_loss);
   } else if (s_.reading) {
-    credit.settle(s_.loss / share, s_.params.mean_loss);
+    credit.settle(lost(s_.loss, s_.has_read), s_.params.mean_loss);
   }
   stats.expected_recall = static_cast<float>(std::max(0.0, 1.0 - s_.loss / share));
   stats.found = static_cast<std::uint32_t>(s_.k);

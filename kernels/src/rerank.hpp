@@ -44,6 +44,9 @@ struct Settling {
   std::size_t count = 0;            // candidates that are members or may be, the first of `list`
   std::size_t step = 0;             // of reading, that comes next
   double loss = 0;                  // expected number of wrong members
+  double loss_unread = 0;           // the same before anything was read
+  double mixed = 1;                 // times as much is lost as is expected; see LossLine
+  bool has_read = false;
   bool let_off = false;             // from reading
   double put_off_at = -1;           // loss that was settled in advance; see Rerank::put_off
   std::vector<double> doubt;        // each candidate's share of the loss
@@ -129,6 +132,9 @@ class Rerank {
 
  private:
   double loss_max() const;
+  double loss_left() const;
+  double lost(double loss, bool has_read) const;
+  double mixed() const;
   Grade step_grade() const;
   template <typename Want>
   void want_doubtful(Grade grade, const Want& want);

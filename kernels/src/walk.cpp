@@ -95,6 +95,8 @@ void Walk::run(const float* query) {
   }
   if (params_.near_mean_loss > 0 && !filtered_ && (tries ? stats_.narrow : is_near())) {
     params_.mean_loss = params_.near_mean_loss;
+    params_.rerank_target = params_.near_rerank_target;
+    params_.line = params_.near_line;
   }
   if (filtered_) widen(ef);
   forget_visited();

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -132,3 +133,22 @@ def test_a_lower_target_and_a_wider_walk_read_no_more(
         assert read[0.8, 64] == read[0.8, 96] == 0
         assert max(read[0.9, 64], read[0.9, 96]) <= 40
         assert 0 < read[0.95, 96] <= 1.1 * read[0.95, 64] + 5
+
+
+def test_no_width_reads_more_than_the_narrower_ones_for_the_same_target(
+    made: tuple[Path, NDArray[np.float32]],
+) -> None:
+    # A wider walk leaves less to make up for. Where calibration knew near queries at some widths
+    # alone, those between read half as much again as narrower ones: 762, 951, 1,093, 792 pages.
+    path, vectors = made
+    queries = asked(path, vectors, "uniform", 4)
+    truth = np.argsort(-(queries @ vectors.T), axis=1, kind="stable")[:, :10]
+    pages = []
+    for ef in (12, 13, 14, 16, 32):
+        with opened(path, 4) as segment:
+            rows, read = answered(segment, queries, 0.95, ef)
+        pages.append(read)
+        # Two standard errors of the mean of so few.
+        assert recall_of(rows, truth).mean() >= 0.95 - 0.008
+    for narrower, wider in pairwise(pages):
+        assert wider <= 1.1 * narrower + 20

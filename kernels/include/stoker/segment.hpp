@@ -111,6 +111,20 @@ struct FartherWalk {
 };
 constexpr std::size_t kFartherMax = 4;
 
+// What a query loses, as a share of the true k, by what the error model expects it to: nobody reads
+// for less than is lost. Such lines are measured when a segment is sealed
+// (index/settling_loss.py); the one here takes the model's word.
+struct LossLine {
+  float least = 0;        // where nothing is read: `least` + `share` of what is expected
+  float share = 1;
+  float read_least = 0;   // what reads leave, since the walk has not met it, by what was expected
+  float read_share = 0;   // before them
+  // Of codes that the walk compares: rows look nearer by them than they are, all of which the walk
+  // ended with by about as much. That changes no order until some are known better. Where `p` of the
+  // answer is, 1 + mixed * p times as much is lost as is expected.
+  float mixed = 0;
+};
+
 struct SearchParams {
   std::uint32_t k = 10;
   std::uint32_t ef = 64;
@@ -131,14 +145,17 @@ struct SearchParams {
   // Expected share of the true k among the answer, given that the walk has found them; the
   // re-rank reads pages from the device until the estimate reaches it.
   float rerank_target = 0.98f;
-  // What the re-rank may lose in the mean over queries, as a share of the true k: a query that
-  // expects to lose more than the target allows, but no more than `loss_ceiling`, is let off
+  // What may be lost in the mean over queries, by `line`, as a share of the true k: a query that
+  // expects to lose more than `rerank_target` allows, but no more than `loss_ceiling`, is let off
   // reading while earlier ones have been that much surer. 0: every query stands alone.
   float mean_loss = 0;
   float loss_ceiling = 0;
-  // In place of `mean_loss` for a query that its whole walk finds near to what is stored, as above:
-  // such walks lose less, which leaves the re-rank more. 0: the same. Never with a filter.
+  LossLine line;
+  // The same for a query that its whole walk finds near to what is stored, as above: such walks lose
+  // less. 0: the same as for any. Never with a filter.
   float near_mean_loss = 0;
+  float near_rerank_target = 0;
+  LossLine near_line;
   std::uint32_t rerank_reads_max = 20;
   bool read_vectors = false;        // score the answer, and what is contested, by full vectors
   bool resident_only = false;       // read nothing at all
