@@ -113,7 +113,7 @@ constexpr std::size_t kFartherMax = 4;
 
 // What a query loses, as a share of the true k, by what the error model expects it to: nobody reads
 // for less than is lost. Such lines are measured when a segment is sealed
-// (index/settling_loss.py); the one here takes the model's word.
+// (index/loss_lines.py); the one here takes the model's word.
 struct LossLine {
   float least = 0;        // where nothing is read: `least` + `share` of what is expected
   float share = 1;
