@@ -30,6 +30,8 @@ _SLOPE_SPREAD: Final = 0.25
 # What of the target's loss is left at least where few queries were measured, and what a query that
 # does not read may expect at least.
 _ALLOWED_MIN: Final = 0.1
+# Of a line that is read, or fitted to queries that lose and expect next to nothing.
+_SHARE_MAX: Final = 1e6
 # See `Allowance.line`.
 _MIXED: Final = 1.0
 _FIELDS: Final = ("expected", "lost", "share", "error", "read_lost", "read_share")
@@ -159,7 +161,7 @@ def _slope(expected: NDArray[np.float64], lost: NDArray[np.float64], k: int) -> 
     squared = float((off**2).sum()) + 1.0 / k**2
     by_prior = squared / len(lost) / max((_SLOPE_SPREAD * through_nothing) ** 2, 1e-12)
     slope = (spread * by_squares + by_prior * through_nothing) / (spread + by_prior)
-    return max(slope, 0.0), squared
+    return min(max(slope, 0.0), _SHARE_MAX), squared
 
 
 def lines_from_json(raw: Any) -> tuple[LossLines, ...]:
@@ -196,7 +198,7 @@ def wrong_with_lines(lines: Any, *, ef_max: int) -> str | None:
             if not isinstance(values, tuple) or len(values) != len(entry.ef):
                 return f"{where}: {field} is not a list of {len(entry.ef)}"
             a_slope = field in ("share", "read_share")
-            fits = (lambda v: is_number(v) and 0 <= v < 1e6) if a_slope else is_share
+            fits = (lambda v: is_number(v) and 0 <= v <= _SHARE_MAX) if a_slope else is_share
             if not all(map(fits, values)):
                 return f"{where}: {field} {values!r}"
     return None

@@ -78,6 +78,24 @@ def test_where_nothing_is_expected_the_line_says_what_is_lost() -> None:
     assert line.share == 1.0
 
 
+@pytest.mark.parametrize("expected_most", [1.0, 1e-4, 6e-8])
+def test_whatever_queries_expect_and_lose_a_segment_with_their_line_can_be_opened(
+    expected_most: float,
+) -> None:
+    # Codes may be sure of what a walk found while it found the wrong rows: no slope is too steep.
+    rng = np.random.default_rng(SEED)
+    for count in (2, 3, 30, 300):
+        for some in (0.02, 0.5, 1.0):
+            expected = expected_most * rng.random(count) * (rng.random(count) < some)
+            lost = rng.integers(0, K + 1, count) / K
+            line = fitted(expected, lost, lost * rng.integers(0, 2, count), K)
+            lines = (LossLines("near", (11,), *((value,) for value in line)),)
+            assert wrong_with_lines(lines, ef_max=1 << 20) is None, f"seed {SEED}: {line}"
+            for target in (0.5, 0.9, 0.999):
+                allowance = line.allowance(target)
+                assert allowance is None or np.isfinite([*allowance[:2], *allowance.line]).all()
+
+
 def test_allowances_grow_with_what_the_target_leaves_and_lie_between_those_of_widths() -> None:
     lines = some_lines()[0]
     grown = []
