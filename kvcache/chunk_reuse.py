@@ -219,7 +219,8 @@ def question_attention(
         paid.add_(output[1][0, :, :, :count].sum(dim=(0, 1)).double())
 
     decoder = model.model.base_model
-    attending = [getattr(layer, "self_attn", None) for layer in getattr(decoder, "layers", ())]
+    layers = getattr(decoder, "layers", ())
+    attending: list[Any] = [getattr(layer, "self_attn", None) for layer in layers]
     if not attending or not all(attending):
         raise InputError(
             f"expected layers with self_attn, found none in {type(decoder).__name__}: its "

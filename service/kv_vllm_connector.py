@@ -179,9 +179,8 @@ class _Connector:
     _get_connector_metadata: Callable[[], Any]
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
-        super().__init__(  # type: ignore[call-arg]
-            vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config
-        )
+        base: Any = super()  # vLLM's, known once `connector_classes` has joined the two
+        base.__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
         extra = self._kv_transfer_config.get_from_extra_config
         folder, model_id = extra("folder", ""), extra("model_id", "")
         if not folder or not model_id:
