@@ -15,7 +15,7 @@ from typing import Protocol
 
 import structlog
 
-from stoker.errors import CapacityError
+from stoker.errors import CapacityError, InputError
 from stoker.kvcache.block_names import BlockHash, block_hash
 from stoker.kvcache.kv_slices import owned
 from stoker.kvcache.language_model import Kv
@@ -33,7 +33,11 @@ class LowerTier(Protocol):
     """Where blocks go under pressure. `prefix_tier.FileTier` keeps them as files."""
 
     def put(self, block_hash: BlockHash, kv: Kv) -> None:
-        """Keep a block; returns when a later `get` would find it."""
+        """Keep a block; returns when a later `get` would find it.
+
+        Raises:
+            OSError, InputError: it cannot be kept; the block stays in host memory.
+        """
         ...
 
     def get(self, block_hash: BlockHash) -> Kv | None:
@@ -41,7 +45,11 @@ class LowerTier(Protocol):
         ...
 
     def drop(self, block_hash: BlockHash) -> None:
-        """Forget a block."""
+        """Forget a block.
+
+        Raises:
+            OSError: it stays; nobody asks for it again before the next `put`.
+        """
         ...
 
 
@@ -211,8 +219,16 @@ class BlockTree:
         block.kv, block.tier = kv, TIER_HOST
         self.nvme -= 1
         self.host += 1
-        if self._lower is not None:
+        self._drop_below(block)
+
+    def _drop_below(self, block: Block) -> None:
+        """Let the tier below forget a block; one that cannot wastes room there, and no more."""
+        if self._lower is None:
+            return
+        try:
             self._lower.drop(block.hash)
+        except OSError as error:
+            log.warning("kvcache.block_not_dropped", reason=str(error))
 
     def predict(self, weights: Mapping[BlockHash, float]) -> None:
         """Take requests expected per block, soon; see `PrefixBlocks.predict`."""
@@ -270,12 +286,11 @@ class BlockTree:
             if not self._remove_one(tier=TIER_NVME):
                 heapq.heappush(self._idle_host, (block.priority, 0, block.hash))
                 return False
-        if block.hash not in self.blocks:  # it was the one that made room
-            return True
         if self._lower is not None and block.kv is not None:
             try:
                 self._lower.put(block.hash, block.kv)
-            except OSError as error:  # a full disk: it stays where it is, until it must go
+            except (OSError, InputError) as error:
+                # A full disk, or numbers that are none: it stays where it is, until it must go.
                 log.warning("kvcache.block_not_moved", reason=str(error))
                 heapq.heappush(self._idle_host, (block.priority, 0, block.hash))
                 return False
@@ -320,8 +335,7 @@ class BlockTree:
             self.host -= 1
         else:
             self.nvme -= 1
-            if self._lower is not None:
-                self._lower.drop(block.hash)
+            self._drop_below(block)
         self.removed += 1
         age = self._clock - block.used
         self._residence += 0.02 * (age - self._residence)

@@ -38,12 +38,13 @@ class DictTier:
 
     def __init__(self) -> None:
         self.kept: dict[BlockHash, Kv] = {}
-        self.gets = 0
+        self.gets = self.puts = 0
         self.broken = False
 
     def put(self, found: BlockHash, kv: Kv) -> None:
         if self.broken:
-            raise OSError(28, "no space left")
+            self.puts += 1
+            raise OSError(28, "no space left") if self.puts % 2 else InputError("keys: not finite")
         self.kept[found] = kv
 
     def get(self, found: BlockHash) -> Kv | None:
@@ -53,6 +54,8 @@ class DictTier:
         return None if self.gets % 5 == 0 else self.kept[found]
 
     def drop(self, found: BlockHash) -> None:
+        if self.broken:
+            raise OSError(30, "read-only file system")
         del self.kept[found]
 
 
