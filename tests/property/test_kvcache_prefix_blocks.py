@@ -349,3 +349,28 @@ def test_blocks_move_down_under_pressure_and_come_back_equal(tmp_path: Path) -> 
     assert reused < 4
     assert cache.token_ids_of(identity) == prompts[0][:reused]
     assert not list((FileTier(tmp_path, model_id="m")._folder).iterdir())
+
+
+def test_a_tier_that_fails_in_every_call_costs_only_what_it_held() -> None:
+    lower = DictTier()
+    cache = PrefixBlocks(block_tokens=BLOCK, host_blocks_max=3, nvme_blocks_max=2, lower=lower)
+    root = root_hash(model_id="m", tenant="a", block_tokens=BLOCK)
+
+    def store(token: int) -> None:
+        identity, reused = cache.begin(root, [token, 0])
+        cache.extend(identity, [token, 0][reused:], kv_of([token, 0][reused:], reused))
+        assert cache.token_ids_of(identity) == [token, 0]
+        cache.end(identity)
+        cache.check()
+
+    for token in range(5):  # three in host memory at most, two below: both are full
+        store(token)
+    assert cache.counts().nvme == 2
+    lower.broken = True
+    for token in range(5, 12):
+        store(token)
+    assert cache.counts().host == 3
+    lower.broken = False
+    for token in range(12, 20):
+        store(token)
+    assert cache.counts().nvme == 2
