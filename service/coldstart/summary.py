@@ -56,6 +56,7 @@ class ModeRow:
         ready_bytes: Read from the device before ready; by the kernel's count where it has one.
         total_bytes: Read until the last of the first queries.
         pages_per_query: Mean pages read from the device per query.
+        queries: How many these first queries are.
         first_completeness: What the first answer said of itself.
     """
 
@@ -73,6 +74,7 @@ class ModeRow:
     recall: Spread
     first_completeness: Spread
     index_bytes: int
+    queries: int
     cold: bool
 
     @property
@@ -123,6 +125,7 @@ def _row(runs: Sequence[ColdRun]) -> ModeRow:
         recall=spread(lambda run: run.recall),
         first_completeness=spread(lambda run: run.record.first_completeness),
         index_bytes=runs[0].record.index_bytes,
+        queries=len(runs[0].record.latency_s[measured(runs[0])]),
         cold=all(run.drop.cold for run in runs),
     )
 
@@ -130,10 +133,12 @@ def _row(runs: Sequence[ColdRun]) -> ModeRow:
 def measured(run: ColdRun) -> slice:
     """Return which queries count: the first `FIRST_QUERIES` that were asked after ready.
 
-    What is answered before that is the first answer, which has figures of its own.
+    What is answered before that is the first answer, which has figures of its own. Where fewer
+    were asked, all modes leave one out, so that each has as many.
     """
-    early = sum(when <= run.record.ready_s for when in run.record.answered_s)
-    return slice(early, early + FIRST_QUERIES)
+    answered_s = run.record.answered_s
+    early = sum(when <= run.record.ready_s for when in answered_s)
+    return slice(early, early + min(FIRST_QUERIES, max(1, len(answered_s) - 1)))
 
 
 def percentile_ms(runs: Sequence[ColdRun], percent: float) -> float:
@@ -230,7 +235,7 @@ def verdicts(rows: Sequence[ModeRow]) -> list[str]:
             f" {ours.first_answer_s.median:.2f} s after process start (no warm-up"
             f" {none.first_answer_s.median:.2f} s, load everything"
             f" {whole.first_answer_s.median:.2f} s) and was ready after"
-            f" {ours.ready_s.median:.2f} s; the p99 of its first {FIRST_QUERIES} queries after that"
+            f" {ours.ready_s.median:.2f} s; the p99 of its first {ours.queries} queries after that"
             f" was {ours.p99_ms:.2f} ms,"
             f" {_times(ours.p99_ms, none.p99_ms)} without warm-up"
             f" ({none.p99_ms:.2f} ms) and"

@@ -254,8 +254,9 @@ def _notes(options: DemoOptions) -> list[str]:
         f"The measured queries are the traffic's next {options.queries + 1}, which the heat has not"
         " seen, asked one after the other. Stoker answers the first before it warms up, as a"
         " process without warm-up does, and the others once it is ready, as /readyz has it."
-        f" Percentiles and page reads are of the first {FIRST_QUERIES} queries after ready, which"
-        " without warm-up is at once.",
+        " Percentiles and page reads are of the first"
+        f" {min(FIRST_QUERIES, options.queries)} queries after ready, which without warm-up is at"
+        " once.",
         "p50 and p99 are over the queries, of each query's median over the repeats: a cold query is"
         " slow in every repeat, while another program's turn on the processor hits a different one"
         " each time. The plain p99 of single cold starts is below it.",

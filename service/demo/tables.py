@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from stoker.service.coldstart.summary import FIRST_QUERIES, Check, ModeRow, Spread
+from stoker.service.coldstart.summary import Check, ModeRow, Spread
 
 _MIB = float(1 << 20)
 
@@ -18,7 +18,7 @@ def print_rows(console: Console, rows: Sequence[ModeRow]) -> None:
     table = Table(
         title=f"On {first.volume.label}: medians of {first.repeats} cold starts each"
         + (" (lowest–highest)" if first.repeats > 1 else "")
-        + f"; the first {FIRST_QUERIES} queries after ready",
+        + f"; the first {first.queries} queries after ready",
         title_justify="left",
         caption=None if all(row.cold for row in rows) else "NOT fully cold: see above",
     )

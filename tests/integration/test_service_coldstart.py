@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import html.parser
+import io
 import os
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from stoker.errors import UnavailableError
 from stoker.prefetch.events import SEARCH_PERFORMED, new_event
@@ -31,6 +33,7 @@ from stoker.service.coldstart.throttle import (
     Volume,
     block_device,
 )
+from stoker.service.demo.tables import print_rows
 from stoker.service.snapshot_file import write_snapshot
 
 HERE = Path(__file__).parent
@@ -212,6 +215,11 @@ def test_summary_checks_sentences_and_page_follow_the_numbers(bench: ColdBench) 
     assert not held["at most 20 % of the bytes read before ready"]
     (sentence,) = verdicts(rows)
     assert "times lower than without warm-up" in sentence
+    assert [row.queries for row in rows] == [19] * 3  # Stoker answers the first of 20 before
+    assert "the p99 of its first 19 queries after that" in sentence
+    terminal = io.StringIO()
+    print_rows(Console(file=terminal, width=200), rows)
+    assert "the first 19 queries" in terminal.getvalue()
     page = render_html(
         title="Cold <start>",
         runs=runs,
