@@ -17,12 +17,13 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from stoker.errors import InputError, StokerError
+from stoker.errors import InputError
 from stoker.kvcache.guards import Guard
 from stoker.kvcache.lookup import Decision, LookupReuse, Reuse
 from stoker.kvcache.tenant_lookups import Fence
 from stoker.service.answers import Completeness, ReuseDecision
 from stoker.service.bodies import SearchRequest
+from stoker.service.rounds import is_fault
 
 log = structlog.get_logger(__name__)
 
@@ -140,8 +141,9 @@ class ReuseFront:
         def run() -> None:
             try:
                 check()
-            except StokerError as error:
-                log.warning("service.reuse_unverified", reason=str(error))
+            except Exception as error:  # the answer is given: nobody waits for what this raises
+                fault = is_fault(error)
+                log.warning("service.reuse_unverified", reason=str(error), exc_info=fault)
             finally:
                 self._slots.release()
 
@@ -192,7 +194,7 @@ class ReuseFront:
 def _say_failed(fit: Future[None]) -> None:
     error = None if fit.cancelled() else fit.exception()
     if error is not None:
-        log.warning("service.reuse_not_fitted", reason=str(error))
+        log.warning("service.reuse_not_fitted", reason=str(error), exc_info=error)
 
 
 def _unfit(request: SearchRequest) -> str:

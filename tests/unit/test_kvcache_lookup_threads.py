@@ -6,8 +6,10 @@ import threading
 
 import numpy as np
 import pytest
+import structlog
 from numpy.typing import NDArray
 
+from stoker.errors import UnavailableError
 from stoker.kvcache.lookup import LookupReuse, Refusal, Reuse
 from stoker.kvcache.reuse_selector import Fitted, Outcomes
 from stoker.kvcache.settings import KvcacheSettings
@@ -124,3 +126,21 @@ def learn(reuse: LookupReuse, vector: NDArray[np.float32], *, tenant: str = "t")
         text = f"what is asked as {'abcdefghij'[number % 10]}{'klmnopqrst'[number // 10]}"
         decision = reuse.lookup(tenant, text, near, Fence(1, 1))
         reuse.store(tenant, text, near, ["d0"], np.ones(1), Fence(1, 1), after=decision)
+
+
+@pytest.mark.parametrize("error", [UnavailableError("the index is away"), ValueError("a fault")])
+def test_a_check_that_fails_is_told_and_costs_no_answer(error: Exception) -> None:
+    front = ReuseFront(None, metric="cosine", off="")
+    done = threading.Event()
+
+    def fail() -> None:
+        raise error
+
+    with structlog.testing.capture_logs() as lines:
+        front.verify(fail)  # in its thread
+        front.verify(done.set)
+        assert done.wait(30)
+        front.close()
+        front.verify(fail)  # in the request's
+    told = [line["reason"] for line in lines if line["event"] == "service.reuse_unverified"]
+    assert told == [str(error)] * 2
