@@ -161,6 +161,7 @@ def test_a_server_that_drips_is_waited_for_within_the_deadline(start: bytes, end
 
         asking = threading.Thread(target=ask, daemon=True)
         asking.start()
+        listener.settimeout(30.0)
         connection, _ = listener.accept()
         with connection:
             head, _, rest = start.partition(b"\r\n")
