@@ -31,6 +31,8 @@ _LAST_ROUNDS: Final = 2
 # Cells whose groups a row is compared with.
 _NEAR_CELLS: Final = 4
 _BATCH_ROWS: Final = 16_384
+# Of which so many are read at once: every thread of ``run`` holds as many vectors.
+_READ_ROWS: Final = 2_048
 # Rows of no greater number than this are all zero, as far as groups go.
 _SMALLEST: Final = 1e-30
 
@@ -58,37 +60,43 @@ def group_rows(
         return np.zeros(count, np.uint32)
     rng = np.random.default_rng(seed)
     chosen = np.sort(rng.choice(count, min(count, max(groups * _SAMPLE_ROWS, 1)), replace=False))
-    parts = [chosen[at : at + _BATCH_ROWS] for at in range(0, len(chosen), _BATCH_ROWS)]
-    axes = _directions(read(chosen[:: max(len(chosen) // _BASIS_ROWS, 1)]), rng)
-    sample = np.concatenate(list(run(lambda rows: read(rows) @ axes, parts)))
-    finder = _Groups(sample, groups, rng)
-    starts = range(0, count, _BATCH_ROWS)
+    axes, middle = _directions(read(chosen[:: -(-len(chosen) // _BASIS_ROWS)]), rng)
+
+    def points(rows: NDArray[np.int64]) -> Floats:
+        parts = (rows[at : at + _READ_ROWS] for at in range(0, len(rows), _READ_ROWS))
+        return np.concatenate([read(part) @ axes - middle for part in parts])
+
+    batches = [chosen[at : at + _BATCH_ROWS] for at in range(0, len(chosen), _BATCH_ROWS)]
+    finder = _Groups(np.concatenate(list(run(points, batches))), groups, rng)
 
     def label(start: int) -> NDArray[np.uint32]:
-        rows = np.arange(start, min(start + _BATCH_ROWS, count))
-        return finder.nearest(read(rows) @ axes)
+        return finder.nearest(points(np.arange(start, min(start + _BATCH_ROWS, count))))
 
-    return np.concatenate(list(run(label, starts)))
+    return np.concatenate(list(run(label, range(0, count, _BATCH_ROWS))))
 
 
-def _directions(sample: Floats, rng: np.random.Generator) -> Floats:
-    """The directions in which a sample varies most, nearly; float32, shape (dim, few).
+def _directions(sample: Floats, rng: np.random.Generator) -> tuple[Floats, Floats]:
+    """The directions in which a sample varies most, nearly, and its middle along them.
 
     They are of such a length that the largest number of the sample comes to one, so that squares of
     what they give neither overflow nor vanish. By a random subspace that is turned towards them
-    (Halko, Martinsson and Tropp, SIAM Review 53, 2011, algorithm 4.4). What is left out of the
-    rows' mean is alike for all of them.
+    (Halko, Martinsson and Tropp, SIAM Review 53, 2011, algorithm 4.4).
+
+    Returns:
+        float32, shapes (dim, few) and (few,). Squares of distances from the middle tell rows apart
+        that have far more in common.
     """
     dim = sample.shape[1]
     unit = np.float32(1.0 / max(float(np.abs(sample).max()), _SMALLEST))
-    if dim <= _DIRECTIONS:
-        return np.diag(np.full(dim, unit, np.float32))
     sample = sample * unit
-    centred = sample - sample.mean(axis=0)
+    mean = sample.mean(axis=0, dtype=np.float64).astype(np.float32)
+    if dim <= _DIRECTIONS:
+        return np.diag(np.full(dim, unit, np.float32)), mean
+    sample -= mean
     axes = np.linalg.qr(rng.normal(size=(dim, _DIRECTIONS)).astype(np.float32))[0]
     for _ in range(_BASIS_TURNS):
-        axes = np.linalg.qr(centred.T @ (centred @ axes))[0]
-    return np.ascontiguousarray(axes * unit, np.float32)
+        axes = np.linalg.qr(sample.T @ (sample @ axes))[0]
+    return np.ascontiguousarray(axes * unit, np.float32), mean @ axes
 
 
 class _Groups:

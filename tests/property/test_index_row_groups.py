@@ -53,7 +53,22 @@ def test_rows_longer_than_any_of_the_sample_have_a_group() -> None:
     assert len(np.unique(groups_of(vectors))) > 1
 
 
-@pytest.mark.parametrize("far", [0.0, 20.0])
+def test_few_vectors_are_held_at_a_time() -> None:
+    vectors = np.random.default_rng(SEED).standard_normal((200_000, 2)).astype(np.float32)
+    asked: list[int] = []
+
+    def read(rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        assert (np.diff(rows) > 0).all()
+        asked.append(len(rows))
+        return vectors[rows]
+
+    group_rows(read, len(vectors), seed=SEED)
+    # What directions are found on is read once, by one thread; all else by as many as there are.
+    assert asked[0] <= 16_384
+    assert max(asked[1:]) <= 2_048
+
+
+@pytest.mark.parametrize("far", [0.0, 20.0, 1e4])
 def test_what_lies_together_is_grouped_together(far: float) -> None:
     # As many topics as groups: few groups hold most of a topic, and hold little else.
     rng = np.random.default_rng(SEED)
