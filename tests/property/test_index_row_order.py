@@ -23,7 +23,9 @@ SEED = 20_261_205
 
 def graph_of(folder: Path, count: int) -> tuple[HnswGraph, NDArray[np.float32]]:
     rng = np.random.default_rng(SEED)
-    vectors = rng.standard_normal((count, 24)).astype(np.float32)
+    # Along few directions, as embeddings: calibration then tries few widths.
+    vectors = rng.standard_normal((count, 4)) @ rng.standard_normal((4, 24))
+    vectors = (vectors + 0.1 * rng.standard_normal((count, 24))).astype(np.float32)
     build_segment(folder, vectors, metric="l2", m=6, ef_construction=60, threads=1)
     with Segment.open(folder) as segment:
         # Nodes of the graph read back are the segment's rows.
