@@ -144,16 +144,18 @@ class ReuseFront:
             except Exception as error:  # the answer is given: nobody waits for what this raises
                 fault = is_fault(error)
                 log.warning("service.reuse_unverified", reason=str(error), exc_info=fault)
-            finally:
-                self._slots.release()
 
         if self._slots.acquire(blocking=False):
             with contextlib.suppress(RuntimeError):  # closing
-                self._verifier.submit(run)
+                # One that is given up when this closes frees its place as well: others wait.
+                self._verifier.submit(run).add_done_callback(lambda _: self._slots.release())
                 return
         else:
             self._slots.acquire()
-        run()
+        try:
+            run()
+        finally:
+            self._slots.release()
 
     def _fit_beside(self, fit: Callable[[], None]) -> None:
         """Let no request wait for what the policy learns from it."""

@@ -144,3 +144,23 @@ def test_a_check_that_fails_is_told_and_costs_no_answer(error: Exception) -> Non
         front.verify(fail)  # in the request's
     told = [line["reason"] for line in lines if line["event"] == "service.reuse_unverified"]
     assert told == [str(error)] * 2
+
+
+def test_checks_that_are_given_up_free_their_places() -> None:
+    """Else a request that waits for a place while a server closes would wait without end."""
+    front = ReuseFront(None, metric="cosine", off="")
+    fitted, done = threading.Event(), threading.Event()
+
+    def fit() -> None:
+        fitted.wait(60)
+
+    front._fit_beside(fit)
+    for _ in range(16):
+        front.verify(lambda: None)
+    front._verifier.shutdown(wait=False, cancel_futures=True)
+    waiting = threading.Thread(target=front.verify, args=(done.set,), daemon=True)
+    waiting.start()
+    waiting.join(30)
+    fitted.set()
+    front.close()
+    assert done.is_set()
