@@ -37,7 +37,7 @@ def rotary_frequencies(model: LanguageModel) -> NDArray[np.float64]:
 
 
 def window_of(model: LanguageModel) -> int:
-    """Return up to how many tokens every layer sees all of them; 0 where one sees none.
+    """Return up to how many tokens every layer sees all of them; at least 1.
 
     Raises:
         InputError: the model has layers of a kind that is not known here.
@@ -87,7 +87,7 @@ def _measured(model: LanguageModel) -> NDArray[np.float64]:
     if float(getattr(rotary, "attention_scaling", 1.0)) != 1.0:
         raise InputError("expected attention_scaling of 1, found another: keys cannot be moved")
     limit = window_of(model)
-    count = min(_PROBE_TOKENS, limit // 2)
+    count = max(1, min(_PROBE_TOKENS, limit // 2))
     frequencies = np.asarray(inverse.numpy(), np.float64)
     first = _keys_at(model, 0, count)
     if not 2 * len(frequencies) <= first.keys.shape[-1]:
