@@ -50,6 +50,8 @@ _NEAREST: Final = 0.01
 NEAR_MIN: Final = 60
 _ROWS_MIN: Final = 64
 _SEED: Final = 20_160_330
+# Their squares are floats, whatever way they are rounded.
+_LENGTH_MAX: Final = 0.99 * float(np.finfo(np.float32).max) ** 0.5
 
 
 @dataclasses.dataclass
@@ -104,7 +106,7 @@ class Probe:
         if metric == "cosine":
             base, other = unit_rows(base), unit_rows(other)
         centre = base.mean(axis=0)
-        size = np.linalg.norm(base - centre, axis=1, keepdims=True)
+        size = np.linalg.norm((base - centre).astype(np.float64), axis=1, keepdims=True)
         noise = rng.standard_normal(base.shape).astype(np.float32)
         noise *= size / np.sqrt(base.shape[1])
         reach = rng.uniform(0.0, 1.0, (queries, 1)).astype(np.float32)
@@ -120,8 +122,7 @@ class Probe:
         ).astype(np.float32)
         strange = _strangers(rng, base - centre, centre, min(STRANGERS, queries))
         drawn = np.concatenate([drawn, strange.astype(np.float32)])
-        if metric == "cosine":
-            drawn = unit_rows(drawn)
+        drawn = unit_rows(drawn) if metric == "cosine" else _searchable(drawn)
         dtype = np.float64 if drawn.shape[1] <= FEW_DIMS else np.float32
         spread = float((size.astype(np.float64) ** 2).mean())
 
@@ -356,6 +357,15 @@ class Probe:
         return recall_of(named(found), named(truth))
 
 
+def _searchable(queries: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Shorten those that are too long for float32 distances: vectors may be nearly so."""
+    lengths = np.linalg.norm(queries.astype(np.float64), axis=1, keepdims=True)
+    short: NDArray[np.float32] = (queries / np.maximum(lengths / _LENGTH_MAX, 1.0)).astype(
+        np.float32
+    )
+    return short
+
+
 def _strangers(
     rng: np.random.Generator,
     about: NDArray[np.float32],
@@ -364,7 +374,7 @@ def _strangers(
 ) -> NDArray[np.float64]:
     """Draw the queries at random; see `Probe.draw`. ``about``: vectors less their ``centre``."""
     dim = about.shape[1]
-    size = float(np.linalg.norm(about, axis=1).mean())
+    size = float(np.linalg.norm(about.astype(np.float64), axis=1).mean())
 
     def lengths(bounds: tuple[float, float], number: int) -> NDArray[np.float64]:
         low, high = bounds

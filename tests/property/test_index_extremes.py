@@ -114,3 +114,18 @@ def test_few_dimensions_reach_the_target_that_nobody_named(
         given = np.take_along_axis(scores, segment.ids_at(hits.rows), 1)
     assert (given >= least - 1e-6).mean() >= 0.95
     assert hits.summary.exact_share.mean() >= 0.98
+
+
+@pytest.mark.parametrize("metric", ["ip", "l2", "cosine"])
+def test_vectors_almost_too_long_for_float32_are_sealed(metric: str, tmp_path: Path) -> None:
+    # What calibration asks lies beyond some of them: it was refused as not finite.
+    rng = np.random.default_rng(4)
+    vectors = rng.standard_normal((200, 6))
+    vectors = vectors * 1.8e19 / np.linalg.norm(vectors, axis=1, keepdims=True)
+    build_segment(tmp_path / "s", vectors.astype(np.float32), metric=metric, m=8, threads=1)
+    with Segment.open(tmp_path / "s") as segment:
+        assert segment.calibration is not None
+        near = rng.choice(200, 5)
+        hits = segment.search((vectors[near] * 1e-19).astype(np.float32), 1, ef=200)
+        if metric != "l2":
+            assert segment.ids_at(hits.rows)[:, 0].tolist() == near.tolist()
