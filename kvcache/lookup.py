@@ -36,6 +36,7 @@ _SAME_VECTOR = 0.9999
 class Trial:
     """What is needed to learn from a decision once the true result is known."""
 
+    policy: ReusePolicy  # that decided
     slot: Slot
     serial: int
     features: Features
@@ -215,8 +216,9 @@ class LookupReuse:
             else:
                 verdict = state.policy.refuse()
             trial = Trial(
-                slot=slot, serial=entry.serial, features=features, differences=differences,
-                result_ids=entry.result_ids[:results], verdict=verdict, reused=verdict.allowed,
+                policy=state.policy, slot=slot, serial=entry.serial, features=features,
+                differences=differences, result_ids=entry.result_ids[:results], verdict=verdict,
+                reused=verdict.allowed,
             )  # fmt: skip
             if conflict is not None:
                 refusal = Refusal(
@@ -338,6 +340,8 @@ class LookupReuse:
                 state.policy.end_fit(task, fitted)
 
     def _learn(self, state: TenantLookups, trial: Trial, fresh: tuple[str, ...]) -> None:
+        if trial.policy is not state.policy:
+            return  # the tenant was let go meanwhile: another's pick is no part of this one's proof
         same = overlap_of(fresh, trial.result_ids) >= self._settings.reuse_overlap_min
         state.policy.learn(trial.verdict, trial.features, same=same, differences=trial.differences)
         if not same:

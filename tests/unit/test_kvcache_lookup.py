@@ -101,6 +101,18 @@ def test_tenants_never_see_each_other() -> None:
     assert reuse.lookup("rival", "x", vector_of(1), FENCE) == Refusal(Guard.NO_CANDIDATE)
 
 
+@pytest.mark.parametrize("let_go", [False, True])
+def test_what_another_policy_decided_is_no_part_of_a_proof(let_go: bool) -> None:
+    reuse = filled()
+    text, vector = "how can I delete topics", vector_of(1)
+    decision = reuse.lookup("acme", text, vector, FENCE)
+    if let_go:
+        reuse.forget("acme")
+    reuse.store("acme", text, vector, IDS, np.arange(10.0), FENCE, after=decision)
+    assert len(reuse._tenants["acme"].policy._selector.outcomes().rows) == (0 if let_go else 1)
+    reuse.check()
+
+
 def test_proof_comes_before_reuse_and_a_rule_that_fails_is_stopped() -> None:
     """Right paraphrases are proved and then reused; when they turn wrong, reuse ends."""
     reuse = LookupReuse(KvcacheSettings(reuse_entries_max=200), rng=random.Random(5))
