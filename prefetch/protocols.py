@@ -18,7 +18,6 @@ from stoker.prefetch.pieces import Rest
 ContentKey = tuple[str, str]
 """(tenant, chunk id): the only key that heat ever has, so that it outlives any layout."""
 
-KIND_UPPER = "upper"
 KIND_LINKS = "links"
 KIND_COARSE = "coarse"
 KIND_CODES = "codes"
