@@ -16,7 +16,7 @@ import stoker
 from stoker.errors import CorruptError, InputError, UnavailableError
 from stoker.index.build import build_segment
 from stoker.index.held_out import recall_of
-from stoker.index.manifest import FILES, VERSION, Manifest
+from stoker.index.manifest import FILES, Manifest
 from stoker.index.paged_file import HEADER_BYTES
 from stoker.index.segment import Segment
 from stoker.index.settings import IndexSettings
@@ -401,17 +401,6 @@ def test_no_byte_of_the_manifest_can_be_changed_unnoticed(
             Segment.open(copy)
 
 
-def test_a_newer_version_is_refused_with_what_to_do(
-    sealed: tuple[Path, NDArray[np.float32]], tmp_path: Path
-) -> None:
-    copy = copy_of(sealed[0], tmp_path / "s")
-    body = json.loads((copy / "manifest.json").read_text())
-    body["version"] = VERSION + 1
-    (copy / "manifest.json").write_text(json.dumps(body))
-    with pytest.raises(CorruptError, match=rf"version {VERSION + 1}.*upgrade"):
-        Segment.open(copy)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -420,7 +409,7 @@ def test_a_newer_version_is_refused_with_what_to_do(
         ({"vectors": np.array([[1, 2], [np.inf, 1]], np.float16)}, "row 1 is not finite"),
         ({"vectors": np.zeros((2, 5000), np.float32)}, "dimensions"),
         ({"ids": [1, 1]}, "given twice, at entries 0 and 1"),
-        ({"ids": ["a", 1]}, "entry 1 is a int"),
+        ({"ids": ["a", 1]}, "entry 1: expected str, as the first, found int"),
         ({"ids": [1]}, "expected 2"),
         ({"ids": ["a", ""]}, "entry 1 must be 1 to"),
         ({"metric": "hamming"}, "metric"),
