@@ -181,9 +181,9 @@ def _second_layer_cache(layers: int) -> Any:
 
     So the model itself computes them, with whatever it does to embeddings, states and keys.
     """
-    from transformers import cache_utils
+    from transformers.cache_utils import Cache, DynamicLayer
 
-    base: Any = cache_utils.DynamicLayer
+    base: Any = DynamicLayer
 
     class LastLayer(base):  # type: ignore[misc]
         """Keeps what it is given, and lets the pass go no further."""
@@ -193,7 +193,7 @@ def _second_layer_cache(layers: int) -> Any:
             raise _SecondLayer
 
     kinds = [base, LastLayer, *[base] * (layers - 2)]
-    return cache_utils.Cache(layers=[kind() for kind in kinds])
+    return Cache(layers=[kind() for kind in kinds])
 
 
 def question_attention(
@@ -275,11 +275,11 @@ def run_placed(model: LanguageModel, prompt: PlacedPrompt) -> Forward:
 
 def _placed_cache(model: LanguageModel, context: Kv, places: NDArray[np.int64], total: int) -> Any:
     """Build a cache whose next update goes to given places, and later ones to the end."""
-    from transformers import cache_utils
+    from transformers.cache_utils import Cache, DynamicLayer
 
     torch: Any = model.torch
     index = torch.from_numpy(places)
-    base: Any = cache_utils.DynamicLayer
+    base: Any = DynamicLayer
 
     class PlacedLayer(base):  # type: ignore[misc]
         """One layer's KV with room for the question; the first update is scattered."""
@@ -313,4 +313,4 @@ def _placed_cache(model: LanguageModel, context: Kv, places: NDArray[np.int64], 
             for target, array in zip(room, (keys, values), strict=True):
                 target[0, :, : array.shape[1]] = torch.tensor(array)
             layers.append(PlacedLayer(*room))
-    return cache_utils.Cache(layers=layers)
+    return Cache(layers=layers)

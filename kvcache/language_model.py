@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import importlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -72,7 +73,9 @@ def model_libraries(folder: Path) -> tuple[Any, Any]:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     try:
         import torch
-        import transformers
+
+        # Its names come from a list of every model there is, which costs type checkers a minute.
+        transformers = importlib.import_module("transformers")
     except ImportError as error:
         raise UnavailableError(
             "expected torch and transformers, found none: install stoker[models]"
@@ -157,7 +160,7 @@ class LanguageModel:
 
     def cache_of(self, kv: Kv) -> Any:
         """Build a fresh `transformers` cache that starts with ``kv``."""
-        from transformers import DynamicCache
+        from transformers.cache_utils import DynamicCache
 
         torch = self.torch
         keys, values = tensor_of(torch, kv.keys), tensor_of(torch, kv.values)
@@ -200,7 +203,7 @@ class LanguageModel:
 
     def empty_cache(self) -> Any:
         """Return a cache that keeps every token, where the model's own keeps a window of some."""
-        from transformers import DynamicCache
+        from transformers.cache_utils import DynamicCache
 
         return DynamicCache()
 

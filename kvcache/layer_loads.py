@@ -179,7 +179,7 @@ def overlapped_cache(model: LanguageModel, loader: LayerLoader) -> Any:
     """
     if loader.layers != model.config.num_hidden_layers:
         raise InputError(f"expected {model.config.num_hidden_layers} layers, found {loader.layers}")
-    from transformers import DynamicCache
+    from transformers.cache_utils import DynamicCache
 
     cache = DynamicCache()
     layer_class = _layer_class()

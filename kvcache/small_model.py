@@ -225,7 +225,7 @@ def _unpermute(weight: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
 
 def _save_tokenizer(source: Path, folder: Path) -> None:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    from transformers import AutoTokenizer
+    from transformers.models.auto.tokenization_auto import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(str(source.parent), gguf_file=source.name)
     tokenizer.save_pretrained(str(folder))
