@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from stoker.errors import CapacityError, CorruptError, InputError, StokerError, UnavailableError
 from stoker.index.document_values import Change, Document, DocumentId, encode_metadata, row_crc
 from stoker.index.failpoint import failpoint
-from stoker.index.generation import REPLACED, file_identity, fsync_folder
+from stoker.index.generation import REPLACED, NewerFormat, file_identity, fsync_folder
 
 _APPLICATION_ID: Final = 0x53544B52
 _VERSION: Final = 1
@@ -171,7 +171,8 @@ class DocumentStore:
                 committed, before the callers return. Must not write to the store.
 
         Raises:
-            DocumentsCorrupt: not a document store, another version, or damaged.
+            DocumentsCorrupt: not a document store, or damaged.
+            NewerFormat: a newer Stoker wrote it.
             StorageUnavailable: missing or unreadable.
         """
         if not path.is_file():
@@ -648,6 +649,7 @@ def _connected(path: Path, how: str) -> sqlite3.Connection:
         # A hostile file must not run anything of its own through a view or a trigger.
         connection.execute("PRAGMA trusted_schema=OFF")
         connection.execute("PRAGMA cell_size_check=ON")
+        check_version(path, connection)  # Before anything is set: a newer one stays as it is.
         if how == "mode=rw":
             connection.execute("PRAGMA journal_mode=WAL")
             connection.execute("PRAGMA synchronous=FULL")
@@ -660,14 +662,28 @@ def _connected(path: Path, how: str) -> sqlite3.Connection:
     return connection
 
 
-def _check_schema(path: Path, connection: sqlite3.Connection, dim: int) -> None:
+def check_version(path: Path, connection: sqlite3.Connection) -> None:
+    """Return if the file is a document store of a version that this Stoker reads.
+
+    SQLite's header has no checksum, so a newer version is told by our mark beside it alone: to call
+    a damaged one newer keeps all of it, and the other way round a repair would write it as older.
+
+    Raises:
+        NewerFormat: a newer Stoker wrote it.
+        DocumentsCorrupt: it is no document store, or of a version that never was.
+    """
     application = connection.execute("PRAGMA application_id").fetchone()[0]
     version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if application == _APPLICATION_ID and version > _VERSION:
+        raise NewerFormat(path, version, f"version {_VERSION}")
     if application != _APPLICATION_ID or version != _VERSION:
         raise DocumentsCorrupt(
             f"{path}: expected a Stoker document store of version {_VERSION}, "
             f"found application {application:#x}, version {version}"
         )
+
+
+def _check_schema(path: Path, connection: sqlite3.Connection, dim: int) -> None:
     found = connection.execute(
         "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY sql"
     ).fetchall()

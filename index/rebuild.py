@@ -31,6 +31,7 @@ from stoker.index.generation import (
     SEGMENTS_NAME,
     Generation,
     IdKind,
+    NewerFormat,
     SegmentEntry,
     fsync_folder,
     read_current,
@@ -111,6 +112,8 @@ def _generation_again(
     for place in sorted((folder / SEGMENTS_NAME).glob("s*"), reverse=True):
         try:
             alone = generation_of_segment(place, name=place.name)
+        except NewerFormat:
+            raise  # What is left out here is lost with its segment.
         except StokerError:
             continue
         first = first or alone
@@ -166,6 +169,8 @@ def _documents_again(
     try:
         old = DocumentStore.open(_old_documents(folder), dim=generation.dim, writable=False)
         offset = max(offset, old.change_offset)
+    except NewerFormat:
+        raise
     except StokerError as error:
         report.actions.append(f"documents: lost ({error})")
     for leftover in folder.glob(f"{target.name}*"):

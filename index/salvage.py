@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from stoker.errors import CorruptError
 from stoker.index.delta import Key
 from stoker.index.document_values import Change
-from stoker.index.generation import IdKind, VectorDtype, refuse_unread
+from stoker.index.generation import IdKind, NewerFormat, VectorDtype, refuse_unread
 
 _HEADER_BYTES: Final = 4_096
 _PAGE_BYTES_MAX: Final = 1 << 20
@@ -55,6 +55,10 @@ def salvage_segment(
         dim: Dimensions.
         vector_dtype: How vectors are stored.
         name_kind: Type of the segment's own ids.
+
+    Raises:
+        NewerFormat: a newer Stoker wrote the ids.
+        UnavailableError: a file may not be read now.
     """
     vectors, whole = stored_vectors(folder, count, dim, vector_dtype)
     return Salvaged(count, _names(folder, count, name_kind), vectors, whole)
@@ -78,6 +82,8 @@ def _names(folder: Path, count: int, name_kind: IdKind) -> NDArray[Any] | None:
             return None
         names: NDArray[Any] = IdTable(path, layout, count).ids_at(np.arange(count))
         return names
+    except NewerFormat:
+        raise  # No damage: its ids are not lost, we cannot read them.
     except (CorruptError, OSError, ValueError) as error:
         refuse_unread(path, error)
         return None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any, Final
 
 from stoker.errors import CorruptError, InputError, StokerError
 from stoker.index.collection_build import MANIFEST_NAME, is_bare_segment
-from stoker.index.documents import DocumentStore
+from stoker.index.documents import DocumentStore, check_version
 from stoker.index.filter_index import FilterIndex
 from stoker.index.generation import (
     CURRENT_NAME,
@@ -18,6 +20,7 @@ from stoker.index.generation import (
     FILTERS_NAME,
     SEGMENTS_NAME,
     Generation,
+    NewerFormat,
     SegmentEntry,
     dead_path,
     read_current,
@@ -87,6 +90,8 @@ def verify(path: Path | str, *, progress: Progress | None = None) -> VerifyRepor
 
     Raises:
         InputError: no such folder, or nothing in it that could be an index.
+        NewerFormat: a newer Stoker wrote a part of it.
+        UnavailableError: a part may not be read now, or not by us.
     """
     folder = Path(path)
     if not folder.is_dir():
@@ -203,18 +208,31 @@ def _derived_damage(folder: Path, generation: Generation, entry: SegmentEntry) -
 
 
 def documents_damage(folder: Path, generation: Generation | None) -> list[Damage]:
-    """Check the document store's structure and every row's checksum."""
+    """Check the document store's structure and every row's checksum.
+
+    Raises:
+        NewerFormat: a newer Stoker wrote it: no damage.
+        UnavailableError: it may not be read now, or not by us: no damage either.
+    """
     path = folder / DOCUMENTS_NAME
+    try:  # SQLite says of every reason that it could not open the file.
+        os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+    except OSError as error:
+        refuse_unread(path, error)
     if generation is None:
         # Without CURRENT nothing says how long the vectors are; the file itself does.
         try:
             dim = stored_dim(path)
+        except NewerFormat:
+            raise
         except StokerError as error:
             return [Damage(DOCUMENTS_NAME, None, str(error))]
     else:
         dim = generation.dim
     try:
         store = DocumentStore.open(path, dim=dim, writable=False)
+    except NewerFormat:
+        raise
     except StokerError as error:
         return [Damage(DOCUMENTS_NAME, None, str(error))]
     try:
@@ -234,14 +252,15 @@ def stored_dim(path: Path) -> int:
 
     Raises:
         CorruptError: it cannot be read.
+        NewerFormat: a newer Stoker wrote it.
     """
-    import contextlib
     import sqlite3
 
     try:
         with contextlib.closing(
             sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
         ) as connection:
+            check_version(path, connection)
             row = connection.execute("SELECT value FROM meta WHERE key = 'dim'").fetchone()
             if row is not None and isinstance(row[0], int) and 1 <= row[0] <= 4_096:
                 return row[0]

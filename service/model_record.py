@@ -13,6 +13,7 @@ from pathlib import Path
 import orjson
 
 from stoker.errors import CorruptError, UnavailableError
+from stoker.index.generation import NewerFormat
 from stoker.service.whole_file import replace_file
 
 NAME = "embedding.json"
@@ -49,7 +50,8 @@ def read_model_record(index_path: Path) -> ModelRecord | None:
     """Read the record of an index folder; None where there is none.
 
     Raises:
-        CorruptError: the file is not a record of a known version.
+        CorruptError: the file is not a record.
+        NewerFormat: a newer Stoker wrote it.
         UnavailableError: it cannot be read.
     """
     path = index_path / NAME
@@ -62,6 +64,8 @@ def read_model_record(index_path: Path) -> ModelRecord | None:
     try:
         members = orjson.loads(data)
         version = members["version"]
+        if isinstance(version, int) and version > _VERSION:
+            raise NewerFormat(path, version, f"version {_VERSION}")
         record = ModelRecord(str(members["model"]), str(members["fingerprint"]))
     except (orjson.JSONDecodeError, KeyError, TypeError) as error:
         raise CorruptError(f"{path}: expected the record of an embedding model: {error}") from error

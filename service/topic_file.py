@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from stoker.errors import ConfigError, CorruptError
+from stoker.index.generation import NewerFormat
 from stoker.service.streams import LogFull, LogUnavailable, TopicSpec
 
 FORMAT_VERSION: Final = 1
@@ -126,7 +127,12 @@ def _make_tables(connection: sqlite3.Connection, path: Path, spec: TopicSpec) ->
 
 
 def check_format(connection: sqlite3.Connection, path: Path) -> None:
-    """Raise CorruptError where the file is no topic of ours, or a newer version's."""
+    """Return if the file is a topic of a version that this Stoker reads.
+
+    Raises:
+        CorruptError: it is no topic of ours.
+        NewerFormat: a newer Stoker wrote it: no damage, and nothing here may rewrite it.
+    """
     found = connection.execute("PRAGMA application_id").fetchone()[0]
     if found != _APPLICATION_ID:
         raise CorruptError(
@@ -134,10 +140,11 @@ def check_format(connection: sqlite3.Connection, path: Path) -> None:
             f"{_APPLICATION_ID:#x}), found {found:#x}"
         )
     version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if version > FORMAT_VERSION:
+        raise NewerFormat(path, version, f"version {FORMAT_VERSION}")
     if version != FORMAT_VERSION:
         raise CorruptError(
-            f"{path}: offset 60: expected event log version {FORMAT_VERSION}, found {version}; "
-            "a newer Stoker wrote it"
+            f"{path}: offset 60: expected event log version {FORMAT_VERSION}, found {version}"
         )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
+import sqlite3
 import struct
 import zlib
 from collections.abc import Callable
@@ -51,23 +53,63 @@ def newer_manifest(folder: Path, whole: bool) -> Path:
 
 
 def newer_paged(folder: Path, whole: bool) -> Path:
-    (path,) = folder.glob("segments/*/codes.stk")
-    data = bytearray(path.read_bytes())
-    struct.pack_into("<H", data, 8, 2)
-    if whole:
-        header = np.frombuffer(bytes(data[: HEADER_BYTES - _CRC.size]), np.uint8)
-        _CRC.pack_into(data, HEADER_BYTES - _CRC.size, core.crc32c(header))
-    path.write_bytes(data)
+    for path in sorted(folder.glob("segments/*/*.stk")):
+        data = bytearray(path.read_bytes())
+        struct.pack_into("<H", data, 8, 2)
+        if whole:
+            header = np.frombuffer(bytes(data[: HEADER_BYTES - _CRC.size]), np.uint8)
+            _CRC.pack_into(data, HEADER_BYTES - _CRC.size, core.crc32c(header))
+        path.write_bytes(data)
+        if not whole:  # One is enough, and of the others it can be made anew.
+            break
+    return path.parent
+
+
+def newer_documents(folder: Path, whole: bool) -> Path:
+    path = folder / "documents.db"
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"PRAGMA user_version={2 if whole else 0}")
     return path
 
 
-def contents(folder: Path) -> dict[Path, bytes]:
-    """Bytes of all that the formats describe, but the documents: SQLite counts who opens them."""
-    paths = [folder / "CURRENT", *(folder / "segments").rglob("*")]
-    return {path: path.read_bytes() for path in paths if path.is_file()}
+def newer_tables(folder: Path, whole: bool) -> Path:
+    path = newer_documents(folder, whole)
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("ALTER TABLE meta RENAME TO facts")
+    return path
 
 
-@pytest.mark.parametrize("make", [newer_current, newer_manifest, newer_paged])
+def newer_logged(folder: Path, whole: bool) -> Path:
+    """Its version is still in the log that a writer left behind."""
+    path = folder / "documents.db"
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute(f"PRAGMA user_version={2 if whole else 0}")
+        copies = {name: (folder / name).read_bytes() for name in (path.name, f"{path.name}-wal")}
+    for name, data in copies.items():
+        (folder / name).write_bytes(data)
+    return path
+
+
+NEWER = [newer_current, newer_manifest, newer_paged, newer_documents, newer_tables, newer_logged]
+
+
+def contents(folder: Path) -> dict[Path, object]:
+    """All that the formats describe: bytes of files, and of the documents the version and rows.
+
+    SQLite itself counts who opens a file, and brings home what a log holds.
+    """
+    found: dict[Path, object] = {}
+    for path in (folder / "CURRENT", *(folder / "segments").rglob("*")):
+        if path.is_file():
+            found[path] = path.read_bytes()
+    with contextlib.closing(sqlite3.connect(folder / "documents.db")) as connection:
+        version = connection.execute("PRAGMA user_version").fetchone()
+        found[folder / "documents.db"] = (version, list(connection.iterdump()))
+    return found
+
+
+@pytest.mark.parametrize("make", NEWER)
 def test_a_newer_format_is_no_damage(
     make: Callable[[Path, bool], Path], built: Path, tmp_path: Path
 ) -> None:
@@ -85,7 +127,21 @@ def test_a_newer_format_is_no_damage(
     assert contents(folder) == before
 
 
-@pytest.mark.parametrize("make", [newer_current, newer_manifest, newer_paged])
+@pytest.mark.parametrize("make", [one for one in NEWER if one is not newer_current])
+def test_a_newer_part_of_an_index_whose_current_is_damaged_is_not_rebuilt_without_it(
+    make: Callable[[Path, bool], Path], built: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(built, tmp_path / "c")
+    changed = make(folder, True)
+    newer_current(folder, False)
+    before = contents(folder)
+    with pytest.raises(NewerFormat, match="upgrade") as caught:
+        repair(folder, metric="l2")
+    assert str(changed) in str(caught.value)
+    assert contents(folder) == before
+
+
+@pytest.mark.parametrize("make", [*NEWER[:4], newer_logged])
 def test_a_version_whose_checksum_fails_is_damage(
     make: Callable[[Path, bool], Path], built: Path, tmp_path: Path
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 import structlog
 
 from stoker.errors import ConfigError, CorruptError, InputError
+from stoker.index.generation import NewerFormat
 from stoker.service.embedded_group import EmbeddedConsumer
 from stoker.service.embedded_log import EmbeddedLog
 from stoker.service.embedded_topic import EmbeddedOptions, _Ticket
@@ -484,10 +485,10 @@ def test_foreign_newer_and_damaged_files_are_refused_by_name(tmp_path: Path) -> 
         CorruptError, match=r"other\.sqlite: offset 68: expected a Stoker event log"
     ):
         log.ensure_topic(TopicSpec("other"))
-    with pytest.raises(
-        CorruptError, match=r"newer\.sqlite: offset 60: expected .* version 1, found 2"
-    ):
+    with pytest.raises(NewerFormat, match=r"newer\.sqlite: format version 2, .* upgrade"):
         log.topic("newer")
+    with pytest.raises(NewerFormat):
+        log.ensure_topic(TopicSpec("newer", partition_count=1))
     log.close()
     with pytest.raises(LogUnavailable, match="closed"):
         log.append("t", b"", [b""])

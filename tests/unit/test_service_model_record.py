@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import ConfigError, CorruptError, UnavailableError
+from stoker.index.generation import NewerFormat
 from stoker.service import embedding
 from stoker.service.engine_opening import open_text_model
 from stoker.service.model_record import NAME, ModelRecord, read_model_record, write_model_record
@@ -46,7 +47,7 @@ def test_a_record_is_read_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"{", b"[]", b'{"version": 1}', b'{"version":2,"model":"m","fingerprint":"f"}']
+    "data", [b"", b"{", b"[]", b'{"version": 1}', b'{"version":0,"model":"m","fingerprint":"f"}']
 )
 def test_a_damaged_record_is_refused_with_its_path(tmp_path: Path, data: bytes) -> None:
     (tmp_path / NAME).write_bytes(data)
@@ -54,6 +55,14 @@ def test_a_damaged_record_is_refused_with_its_path(tmp_path: Path, data: bytes) 
         read_model_record(tmp_path)
     with pytest.raises(CorruptError):
         state(tmp_path, "m")
+
+
+@pytest.mark.parametrize("data", [b'{"version":2,"model":"m","fingerprint":"f"}', b'{"version":2}'])
+def test_a_record_of_a_newer_version_is_no_damage(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / NAME).write_bytes(data)
+    for call in (lambda: read_model_record(tmp_path), lambda: state(tmp_path, "m")):
+        with pytest.raises(NewerFormat, match=f"{NAME}.*upgrade"):
+            call()
 
 
 def test_a_server_takes_the_indexs_model(tmp_path: Path) -> None:
