@@ -372,6 +372,14 @@ class Collection:
         """
         return self._serving.refresh()
 
+    def in_place(self) -> bool:
+        """Tell whether the index that was opened still lies at its path; looks at the disk.
+
+        Where another one was put into its place, or it was moved away, what is open goes on as far
+        as it was read: to serve the other one, open the path again.
+        """
+        return self._serving.in_place()
+
     # -- facts -----------------------------------------------------------------------------
 
     @property

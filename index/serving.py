@@ -19,7 +19,7 @@ import structlog
 from pyroaring import BitMap
 
 from stoker.errors import CorruptError, InputError, UnavailableError
-from stoker.index.collection_build import generation_of_segment, is_bare_segment
+from stoker.index.collection_build import MANIFEST_NAME, generation_of_segment, is_bare_segment
 from stoker.index.delta import Delta
 from stoker.index.document_values import Change
 from stoker.index.documents import DocumentStore
@@ -31,6 +31,7 @@ from stoker.index.generation import (
     SEGMENTS_NAME,
     Generation,
     IdKind,
+    file_identity,
     read_current,
     refuse_unread,
     remove_stray,
@@ -96,6 +97,9 @@ class Serving:
         self.direct: DirectSearch | None = None
         self._id_kind: IdKind | None = None
         self._bare = is_bare_segment(path)
+        # What stays the same file as long as it is the same index.
+        self._mark = path / (MANIFEST_NAME if self._bare else DOCUMENTS_NAME)
+        self._marked = file_identity(self._mark)
         if not self._bare:
             require_index(path)
         try:
@@ -295,6 +299,10 @@ class Serving:
             self._view = view
             if not self.closed:
                 self.direct = view.direct()
+
+    def in_place(self) -> bool:
+        """Tell whether the index that was opened still lies at its path; looks at the disk."""
+        return file_identity(self._mark) == self._marked
 
     def _committed(self, changes: Sequence[Change]) -> None:
         """Show committed changes; called in order, one group at a time, by the document store."""

@@ -202,7 +202,8 @@ class Readiness(Answer):
 
     Attributes:
         ready: Whether traffic should come.
-        waiting_for: What is missing: "warm-up", "embedding-model", "draining"; empty when ready.
+        waiting_for: What is missing: "warm-up", "embedding-model"; why no more traffic should come:
+            "draining", "index-replaced"; empty when ready.
         parts: Optional parts, each "on" or why it is off.
     """
 

@@ -107,6 +107,10 @@ class CollectionIndex:
         """Show what a writing process has changed since; see `Collection.refresh`."""
         return self._collection.refresh()
 
+    def in_place(self) -> bool:
+        """Tell whether this index still lies at its path; see `Collection.in_place`."""
+        return self._collection.in_place()
+
     def heat_from(self, demand: Callable[[], Mapping[Any, float]]) -> None:
         """Let merges seal hot rows side by side, by the heat that ``demand`` gives."""
         self._collection.heat_source = demand

@@ -36,6 +36,7 @@ from stoker.service.engine_events import EngineEvents
 from stoker.service.engine_metrics import ShownParts
 from stoker.service.engine_parts import Parts
 from stoker.service.engine_search import EngineSearch
+from stoker.service.index_place import IndexPlace
 from stoker.service.metrics import Metrics
 from stoker.service.problems import FeatureOff
 from stoker.service.reuse_front import ReuseFront
@@ -97,6 +98,7 @@ class Engine:
             every_s=config.service.refresh_s,
             failed=self._not_followed,
         )
+        self._place = IndexPlace(parts.index.in_place)
         self._when_closed = closed
         self._lock = threading.Lock()
         self._shown = ShownParts(parts, self.metrics)
@@ -154,6 +156,7 @@ class Engine:
         if self._parts.kv is not None:
             self._parts.kv.start(heat=self.demand, generation=lambda: self._index.generation)
         service = self.config.service
+        self._place.start()
         if self._index.mode == "r":
             self._refreshing.start()
         if service.warm != "none":
@@ -184,6 +187,7 @@ class Engine:
             return max(_STOP_S_MIN, end_s - self._monotonic())
 
         idle = self._warmup.stop(left_s()) and idle
+        idle = self._place.stop(left_s()) and idle
         idle = self._refreshing.stop(left_s()) and idle
         idle = self._measuring.stop(left_s()) and idle
         if parts.placement is not None:
@@ -222,7 +226,7 @@ class Engine:
 
     def readiness(self) -> Readiness:
         """Tell whether traffic should come, and which parts are on."""
-        waiting = []
+        waiting = list(self._place.waits_for)
         service = self.config.service
         if self.draining:
             waiting.append("draining")

@@ -110,6 +110,7 @@ def test_no_answer_outlives_a_change_by_a_second(
     engine = Engine(
         Parts(index, text_model, LookupReuse(config.kvcache)), config=config, receipt_path=None
     )
+    monkeypatch.setattr(engine._place, "start", lambda: None)  # one thread only drives the clock
 
     def look() -> None:
         """Ask as a client would, twice: what was searched first may be reused then."""

@@ -142,6 +142,9 @@ class BruteIndex:
         self.refreshed.set()
         return False
 
+    def in_place(self) -> bool:
+        return True
+
     def warm_sources(self) -> list[Any]:
         return [self.source]
 
