@@ -58,7 +58,7 @@ class Reuse:
         result_ids: The earlier passages, best first.
         scores: Their scores, float32, same order.
         verify: Chosen for verification: run the real search in the background and hand its result
-            to `LookupReuse.store` with ``after=`` this decision.
+            to `LookupReuse.store` with ``after=`` this decision, or say `LookupReuse.give_up`.
         trial: Internal; None for an exact repeat.
     """
 
@@ -321,6 +321,20 @@ class LookupReuse:
             task = state.policy.fit_due()
         if task is not None:
             self._beside(lambda: self._fit(state, task))
+
+    def give_up(self, tenant: str, decision: Decision) -> None:
+        """Account for a promised check whose search failed or was cut: it teaches nothing.
+
+        The proof then counts that reuse as wrong, for it may have been. So does it count a check
+        that is neither stored nor given up while `ReusePolicy.CHECKS_OPEN_MAX` later ones are.
+        """
+        trial = decision.trial
+        with self._lock:
+            state = self._tenants.get(tenant)
+        if trial is None or state is None or trial.policy is not state.policy:
+            return
+        with state.lock:
+            state.policy.lose(trial.verdict)
 
     def fit_beside(self, run: Callable[[Callable[[], None]], None]) -> None:
         """Hand fits to somebody else than whoever stores a result.

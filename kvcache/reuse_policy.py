@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
+from collections import OrderedDict
 
 import numpy as np
 
@@ -53,6 +54,7 @@ class Verdict:
         bound: The proved bound at the time.
         proofs: Serial numbers of the proofs that its outcome belongs to; none where not picked.
         reason: Why it is allowed or not.
+        check: Serial number of the check of a reuse that this asks for; 0 where it asks for none.
     """
 
     allowed: bool
@@ -62,6 +64,7 @@ class Verdict:
     bound: float
     proofs: tuple[int, ...]
     reason: Reason
+    check: int = 0
 
 
 @dataclasses.dataclass(slots=True)
@@ -96,13 +99,18 @@ class ReusePolicy:
     How many of the reuses are verified follows the proof: all of them while one error more would
     end it, half where it could bear one, and so on down to ``verify_ratio``.
 
+    A check that was asked for and found nothing (`lose`) counts as an error in every proof, and so
+    does one that is not told of while CHECKS_OPEN_MAX later ones begin. Else the reuses between
+    checks would add to a proof that no check can end.
+
     Deterministic: the same decisions, outcomes and coins in the same order give the same answers.
     Not thread-safe: its owner holds a lock. A fit takes long for a lock that lookups wait for, so
     an owner with ``fits_apart`` asks for `fit_due` after `learn`, runs the task where nobody waits,
     and hands what it found to `end_fit`. Until then the last fit judges, which costs no proof.
 
     Invariants (`check`): nothing is allowed while ``bound()`` is above delta; every proof spends a
-    share of alpha, and all shares together never more than alpha.
+    share of alpha, and all shares together never more than alpha; at most CHECKS_OPEN_MAX checks
+    are under way.
 
     Args:
         delta: The user's largest share of wrong reuses.
@@ -122,6 +130,7 @@ class ReusePolicy:
     EVEN = 0.5 / math.log(2.0)
     FORECAST = 0.7  # of the mean of two forecasts that are each too high in their own way
     PROOFS_MAX = 4  # under way at once; the newest is replaced first
+    CHECKS_OPEN_MAX = 128  # a server has fewer: 16 that wait, and one for each thread of searches
 
     def __init__(
         self, *, delta: float, alpha: float, verify_ratio: float, fits_apart: bool = False
@@ -141,6 +150,8 @@ class ReusePolicy:
         self._proofs_begun = 0
         self._proofs: list[_Proof] = []
         self._proved_once = False
+        self._checks_begun = 0
+        self._checks: OrderedDict[int, Verdict] = OrderedDict()  # asked for, not told yet
         self._cut = -1.0  # nothing is picked
         self._cut_share = 0.0  # errors expected among the picks
         self._reused = self._reused_seen = self._reused_wrong = 0
@@ -180,7 +191,8 @@ class ReusePolicy:
             differences: The words in which the two questions differ.
 
         Returns:
-            The verdict. Report its outcome with `learn`, or `skip` where it was not verified.
+            The verdict. Report its outcome with `learn`, or `skip` where it was not verified, or
+            `lose` where a reuse was to be verified and could not be.
         """
         bound = self.bound()
         if not self._selector.ready:
@@ -202,7 +214,16 @@ class ReusePolicy:
         self._proved_once = True
         self._reused += 1
         self._forecast += self._cut_share
-        return Verdict(True, coin < ratio, ratio, chance, bound, proofs, Reason.REUSED)
+        if coin >= ratio:
+            return Verdict(True, False, ratio, chance, bound, proofs, Reason.REUSED)
+        self._checks_begun += 1
+        check = self._checks_begun
+        verdict = Verdict(True, True, ratio, chance, bound, proofs, Reason.REUSED, check)
+        self._checks[check] = verdict
+        oldest = next(iter(self._checks))
+        if oldest <= check - self.CHECKS_OPEN_MAX:
+            self.lose(self._checks[oldest])
+        return verdict
 
     def refuse(self) -> Verdict:
         """Return the verdict on a candidate that a guard refused: to learn from, not to prove."""
@@ -211,6 +232,14 @@ class ReusePolicy:
     def skip(self, verdict: Verdict) -> None:
         """Account for a reuse that was not drawn for verification."""
         self._count(verdict, wrong=False)
+
+    def lose(self, verdict: Verdict) -> None:
+        """Account for a check of a reuse that found nothing: it may have been wrong.
+
+        A second call for the same verdict, or one for a verdict without a check, changes nothing.
+        """
+        if self._checks.pop(verdict.check, None) is not None:
+            self._count(verdict, wrong=True)
 
     def learn(
         self,
@@ -232,7 +261,8 @@ class ReusePolicy:
         self._seen += 1
         refused = verdict.reason is Reason.GUARD
         self._selector.add(features, wrong=wrong, refused=refused, differences=differences)
-        self._count(verdict, wrong=wrong)
+        if not verdict.check or self._checks.pop(verdict.check, None) is not None:
+            self._count(verdict, wrong=wrong)  # else it was given up, and counted as wrong
         if verdict.allowed:
             self._reused_seen += 1
             self._reused_wrong += wrong
@@ -368,6 +398,7 @@ class ReusePolicy:
         """Raise AssertionError on the first broken invariant."""
         self._selector.check()
         assert len(self._proofs) <= self.PROOFS_MAX
+        assert len(self._checks) <= self.CHECKS_OPEN_MAX
         for proof in self._proofs:
             proof.bound.check()
             assert proof.serial < self._proofs_begun

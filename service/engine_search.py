@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.errors import UnavailableError
 from stoker.index.filters import FilterError
 from stoker.index.hits import Hits
 from stoker.kvcache.lookup import Decision, Reuse
@@ -29,7 +30,7 @@ from stoker.service.engine_parts import Parts
 from stoker.service.kv_groups import is_grouped
 from stoker.service.metrics import Metrics
 from stoker.service.problems import DeadlinePassed, RequestError
-from stoker.service.reuse_front import ReuseFront
+from stoker.service.reuse_front import ReuseFront, is_whole
 
 Vector = NDArray[np.float32]
 
@@ -163,7 +164,8 @@ class EngineSearch:
         hits = list(zip(decision.result_ids, decision.scores.tolist(), strict=True))
         completeness = self._reuse.completeness_of(tenant, decision.source_text)
         if decision.verify:
-            self._reuse.verify(partial(self._verify, request, tenant, vector, fence, decision))
+            check = partial(self._verify, request, tenant, vector, fence, decision)
+            self._reuse.verify(check, hurried=partial(check, tries=1))
         return _Found(hits[: request.k], completeness)
 
     def _searched(
@@ -230,11 +232,37 @@ class EngineSearch:
         return hits
 
     def _verify(
-        self, request: SearchRequest, tenant: str, vector: Vector, fence: Fence, reused: Reuse
+        self,
+        request: SearchRequest,
+        tenant: str,
+        vector: Vector,
+        fence: Fence,
+        reused: Reuse,
+        *,
+        tries: int = 2,
     ) -> None:
-        """Do the real search of a reused answer, so that the reuse policy learns from it."""
-        end = self._monotonic() + self._verify_s
-        self._searched(request, tenant, vector, fence, end, after=reused)
+        """Do the real search of a reused answer, so that the reuse policy learns from it.
+
+        One that time cut short is tried again with four times the time: the first has read pages
+        that the second needs. Where none is complete, the proof counts the reuse as wrong.
+
+        Raises:
+            UnavailableError: none was complete.
+        """
+        patience_s, told = self._verify_s, False
+        try:
+            for _ in range(tries):
+                end = self._monotonic() + patience_s
+                found = self._searched(request, tenant, vector, fence, end, after=reused)
+                told = is_whole(found.completeness)
+                if told or not found.completeness.deadline_hit:
+                    break
+                patience_s *= 4.0
+        finally:
+            if not told:
+                self._reuse.give_up(tenant, reused)
+        if not told:
+            raise UnavailableError("the true search was incomplete: the reuse counts as wrong")
 
     def _results(
         self, request: SearchRequest, tenant: str, found: Sequence[tuple[str, float]]

@@ -102,7 +102,7 @@ class ReuseFront:
         """
         if self._reuse is None or _unfit(request):
             return
-        if completeness.work_ratio < 1.0 or completeness.deadline_hit:
+        if not is_whole(completeness):
             return
         assert request.text is not None
         # The floor must hold exactly: a score that was estimated from codes may be above the truth.
@@ -124,6 +124,11 @@ class ReuseFront:
             while len(self._known) > _KNOWN_ANSWERS_MAX:
                 self._known.popitem(last=False)
 
+    def give_up(self, tenant: str, reused: Reuse) -> None:
+        """Say that a promised check found nothing to compare: the proof counts it as wrong."""
+        if self._reuse is not None:
+            self._reuse.give_up(tenant, reused)
+
     def completeness_of(self, tenant: str, text: str) -> Completeness:
         """Return how complete the search was that is given again."""
         with self._lock:
@@ -131,14 +136,20 @@ class ReuseFront:
         # Forgotten: only complete results are kept, but the bounds are not known any more.
         return known or Completeness(1.0, 0.0, 0.0, 0.0, deadline_hit=False)
 
-    def verify(self, check: Callable[[], None]) -> None:
+    def verify(
+        self, check: Callable[[], None], *, hurried: Callable[[], None] | None = None
+    ) -> None:
         """Run a promised check beside the answer.
 
         A promised check is never dropped, or the error bound would stand on lucky samples: where
         too many wait already, the request does its own.
+
+        Args:
+            check: In the background it may take its time.
+            hurried: The same for the request itself; ``check`` where there is none.
         """
 
-        def run() -> None:
+        def run(check: Callable[[], None]) -> None:
             try:
                 check()
             except Exception as error:  # the answer is given: nobody waits for what this raises
@@ -148,12 +159,13 @@ class ReuseFront:
         if self._slots.acquire(blocking=False):
             with contextlib.suppress(RuntimeError):  # closing
                 # One that is given up when this closes frees its place as well: others wait.
-                self._verifier.submit(run).add_done_callback(lambda _: self._slots.release())
+                checking = self._verifier.submit(run, check)
+                checking.add_done_callback(lambda _: self._slots.release())
                 return
         else:
             self._slots.acquire()
         try:
-            run()
+            run(hurried or check)
         finally:
             self._slots.release()
 
@@ -197,6 +209,11 @@ def _say_failed(fit: Future[None]) -> None:
     error = None if fit.cancelled() else fit.exception()
     if error is not None:
         log.warning("service.reuse_not_fitted", reason=str(error), exc_info=error)
+
+
+def is_whole(completeness: Completeness) -> bool:
+    """Return whether a search left nothing out: only then is it kept, or does it check another."""
+    return completeness.work_ratio >= 1.0 and not completeness.deadline_hit
 
 
 def _unfit(request: SearchRequest) -> str:

@@ -94,6 +94,73 @@ def test_reuses_are_watched_by_what_the_proof_could_bear() -> None:
     assert ratios == sorted(ratios, reverse=True), "no error came, so the proof only grew"
 
 
+def unchecked(seed: int, *, wrong_only: bool, told: bool, policy: ReusePolicy) -> tuple[int, int]:
+    """Prove on clean picks, then lose checks; return reuses from then on, and the wrong ones.
+
+    Args:
+        wrong_only: One pick in four is wrong, and exactly their checks are lost; else all are
+            wrong and all checks are lost.
+        told: Whether the owner says so; else it never comes back.
+    """
+    rng = np.random.default_rng((89, seed))
+    reuses = wrong_reuses = 0
+    for step in range(4_000):
+        features = pair_features(
+            SAME, SAME, similarity=1.0 - 0.2 * float(rng.random()), around=NO_NEIGHBORHOOD
+        )
+        verdict = policy.decide(features, float(rng.random()))
+        late = step >= 1_000
+        wrong = late and (not wrong_only or bool(rng.random() < 0.25))
+        lost = late and (wrong or not wrong_only)
+        reuses += late and verdict.allowed
+        wrong_reuses += wrong and verdict.allowed
+        if not verdict.verify:
+            policy.skip(verdict)
+        elif not lost:
+            policy.learn(verdict, features, same=not wrong)
+        elif told and verdict.allowed:
+            policy.lose(verdict)
+        if step % 100 == 0:
+            policy.check()
+    return reuses, wrong_reuses
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["told", "silent"])
+@pytest.mark.parametrize("wrong_only", [True, False], ids=["of-wrong-ones", "all"])
+@pytest.mark.parametrize("seed", range(2))
+def test_no_reuse_rests_on_checks_that_find_nothing(
+    seed: int, wrong_only: bool, told: bool
+) -> None:
+    """However clean the past was, reuse ends once checks are lost, and soon where that is told."""
+    policy = ReusePolicy(delta=DELTA, alpha=ALPHA, verify_ratio=0.1)
+    reuses, wrong = unchecked(seed, wrong_only=wrong_only, told=told, policy=policy)
+    # Errors that the proof of before could bear, by the share that was checked; then open checks.
+    most = 200 if told else 200 + 10 * policy.CHECKS_OPEN_MAX
+    assert 0 < wrong <= most
+    assert reuses < 2_900, "of the 3,000 that came"
+
+
+def test_a_check_is_counted_once() -> None:
+    """Given up and then told all the same, told twice, or given up twice: one error, one look."""
+    rng = np.random.default_rng(97)
+    policy = ReusePolicy(delta=DELTA, alpha=ALPHA, verify_ratio=0.1)
+    while True:
+        features = pair_features(
+            SAME, SAME, similarity=1.0 - 0.2 * float(rng.random()), around=NO_NEIGHBORHOOD
+        )
+        verdict = policy.decide(features, 0.0)
+        if verdict.allowed:
+            break
+        policy.lose(verdict)  # a refusal promised no check
+        policy.learn(verdict, features, same=True)
+    stood, errors = policy.exposure(), policy.errors()
+    policy.lose(verdict)
+    assert (policy.exposure(), policy.errors()) == (stood + 1.0, errors + 1)
+    policy.lose(verdict)
+    policy.learn(verdict, features, same=True)
+    assert (policy.exposure(), policy.errors()) == (stood + 1.0, errors + 1)
+
+
 def test_drift_ends_the_proofs_that_stood() -> None:
     rng = np.random.default_rng(61)
     policy = ReusePolicy(delta=DELTA, alpha=ALPHA, verify_ratio=0.2)

@@ -139,6 +139,32 @@ def test_proof_comes_before_reuse_and_a_rule_that_fails_is_stopped() -> None:
     reuse.check()
 
 
+@pytest.mark.parametrize("let_go", [False, True])
+def test_a_check_that_was_given_up_counts_as_wrong(let_go: bool) -> None:
+    """But not in the proof of a policy that never asked for it."""
+    reuse = LookupReuse(KvcacheSettings(reuse_delta=0.5), rng=random.Random(7))
+    for step in range(200):
+        vector = near(vector_of(1), 0.97, 100 + step)
+        text = f"please explain topic{'abcdefghijklmnopqrst'[step % 20]}" + " again" * (step // 20)
+        decision = reuse.lookup("acme", text, vector, FENCE)
+        reuse.give_up("acme", Refusal(Guard.SIMILARITY))
+        if isinstance(decision, Reuse) and decision.verify:
+            break
+        reuse.store("acme", text, vector, IDS, np.ones(10), FENCE, after=decision)
+    else:
+        pytest.fail("nothing was reused")
+    if let_go:
+        reuse.forget("acme")
+        reuse.store("acme", text, vector, IDS, np.ones(10), FENCE)
+    before = reuse.counts("acme")
+    for _ in range(2):
+        reuse.give_up("acme", decision)
+    after = reuse.counts("acme")
+    assert after["errors"] - before["errors"] == (0 if let_go else 1)
+    assert after["exposure"] - before["exposure"] == (0 if let_go else 1)
+    reuse.check()
+
+
 def test_only_as_many_as_are_wanted_are_given_and_judged() -> None:
     """The first three of ten were right; the other seven were never given to anybody."""
     reuse = filled()
