@@ -85,6 +85,9 @@ def opened(path: Path) -> Iterator[Lines]:
     """
     with contextlib.ExitStack() as stack:
         try:
+            # One that nobody writes to would be waited for, and /dev/zero has no end.
+            if path.exists() and not path.is_file() and not path.is_dir():
+                raise InputError(f"cannot read {path}: it is no file but a pipe, device or socket")
             file = stack.enter_context(path.open("rb"))
             magic = file.read(10)
             file.seek(0)

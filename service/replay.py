@@ -20,7 +20,7 @@ from stoker.errors import ConfigError
 from stoker.prefetch.events import partition_key
 from stoker.service.consume import ConsumeLoop, ConsumeOptions, Sink
 from stoker.service.dead_letters import DeadLetters
-from stoker.service.replay_source import Occurrence
+from stoker.service.replay_source import Occurrence, Refusals
 from stoker.service.streams import DEAD_LETTERS_TOPIC, EventLog, TopicSpec
 
 
@@ -90,6 +90,8 @@ class ReplayReport:
         events: Events that reached the sink.
         duplicates: Events dropped because their id had been seen.
         refused: Records that were no events.
+        refused_why: How many of them by reason, where the recording was read; the rest of many
+            reasons is "other".
         sessions: Distinct sessions among the published events.
         chunks: Distinct content keys among them.
         first_s, last_s: Time of the first and last event, Unix seconds; None without events.
@@ -102,6 +104,7 @@ class ReplayReport:
     events: int
     duplicates: int
     refused: int
+    refused_why: dict[str, int]
     sessions: int
     chunks: int
     first_s: float | None
@@ -178,6 +181,7 @@ def replay(
         events=stats.events,
         duplicates=stats.duplicates,
         refused=stats.refused,
+        refused_why=tally.refusals.by_reason,
         sessions=len(tally.sessions),
         chunks=len(tally.chunks),
         first_s=tally.first_s,
@@ -193,6 +197,7 @@ class _Tally:
 
     def __init__(self) -> None:
         self.published = 0
+        self.refusals = Refusals()
         self.sessions: set[tuple[str, str]] = set()
         self.chunks: set[tuple[str, str]] = set()
         self.first_s: float | None = None
@@ -202,6 +207,7 @@ class _Tally:
         self.published += 1
         event = occurrence.event
         if event is None:
+            self.refusals.note(occurrence)
             return
         if event.session is not None:
             self.sessions.add((event.tenant, event.session))

@@ -22,7 +22,7 @@ from stoker.errors import StokerError
 from stoker.prefetch.events import SEARCH_PERFORMED, Event
 from stoker.service.client import Client
 from stoker.service.replay import VirtualClock
-from stoker.service.replay_source import Occurrence
+from stoker.service.replay_source import Occurrence, Refusals
 
 log = structlog.get_logger(__name__)
 
@@ -38,6 +38,7 @@ class TrafficReport:
         searches: Searches sent, one per recorded search that has its question's text.
         events: Recorded events sent as they are: used results, changes, searches without a text.
         refused: Recorded lines that were no events; not sent.
+        refused_why: How many of them by reason.
         failed: Requests without a good answer, by the class of the error.
         late: Requests that left more than 5 ms after they were due.
         latency_ms: Percentiles of good searches (p50, p90, p99, max), from when each was due.
@@ -47,6 +48,7 @@ class TrafficReport:
     searches: int
     events: int
     refused: int
+    refused_why: dict[str, int]
     failed: dict[str, int]
     late: int
     latency_ms: dict[str, float]
@@ -73,7 +75,8 @@ def replay_http(
     sender = _Sender(open_client, monotonic)
     room = threading.Semaphore(in_flight_max)
     started_s = monotonic()
-    searches = events = refused = late = 0
+    searches = events = late = 0
+    refusals = Refusals()
     with (
         contextlib.closing(sender),
         concurrent.futures.ThreadPoolExecutor(in_flight_max, "replay") as pool,
@@ -81,7 +84,7 @@ def replay_http(
         for count, occurrence in enumerate(occurrences, 1):
             event = occurrence.event
             if event is None or occurrence.time_s is None:
-                refused += 1
+                refusals.note(occurrence)
                 continue
             clock.advance(occurrence.time_s)
             due_s = monotonic()
@@ -98,7 +101,8 @@ def replay_http(
     return TrafficReport(
         searches=searches,
         events=events,
-        refused=refused,
+        refused=refusals.count,
+        refused_why=refusals.by_reason,
         failed=dict(sender.failed),
         late=late,
         latency_ms=_percentiles(sender.latencies_s),

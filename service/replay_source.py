@@ -11,6 +11,7 @@ import heapq
 import itertools
 import math
 import operator
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
@@ -28,6 +29,9 @@ Format = Literal["events", "ragpulse"]
 # The first request of the trace, a September noon: any fixed time would do, but it must be fixed.
 RAGPULSE_START_S: Final = 1_758_081_600.0
 RAGPULSE_TENANT: Final = "ragpulse"
+_REASONS_MAX: Final = 16  # what a person reads; all of them are counted
+_PLACE: Final = re.compile(r"\[\d+\]")
+_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
 
 class Occurrence(NamedTuple):
@@ -38,11 +42,38 @@ class Occurrence(NamedTuple):
         event: What they say; None where they are no event.
         time_s: When it is replayed, Unix seconds: the event's own time, but for a lone clock that
             ran ahead (`steadied`). None where there is no event.
+        refused: Why the bytes are no event: where in them, and what was expected there; empty for
+            an event.
     """
 
     payload: bytes
     event: Event | None
     time_s: float | None
+    refused: str = ""
+
+
+class Refusals:
+    """How many recorded things were no events, by reason.
+
+    Invariant: the counts add up to `count`, however many reasons there are.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.by_reason: dict[str, int] = {}
+
+    def note(self, occurrence: Occurrence) -> None:
+        """Count what is no event; anything else counts nothing."""
+        if occurrence.event is None:
+            reason = _PLACE.sub("[]", occurrence.refused)
+            if reason not in self.by_reason and len(self.by_reason) >= _REASONS_MAX:
+                reason = "other"
+            self.count += 1
+            self.by_reason[reason] = self.by_reason.get(reason, 0) + 1
+
+    def __str__(self) -> str:
+        most = sorted(self.by_reason.items(), key=lambda item: (-item[1], item[0]))
+        return "; ".join(f"{count:,} for {reason}" for reason, count in most)
 
 
 def read_source(
@@ -67,7 +98,8 @@ def read_source(
         settings: Say which clocks are believed, as for the heat; None takes the defaults.
 
     Raises:
-        InputError: there is nothing of that kind at `path`.
+        InputError: there is nothing of that kind at `path`; at the end, no event was in it, and
+            then what was refused is counted, by reason.
     """
     if not path.exists():
         raise InputError(f"nothing to replay at {path}: no such file or folder")
@@ -81,8 +113,25 @@ def read_source(
         found = _read_lines(path, event_bytes_max)
     settings = settings or PrefetchSettings()
     return steadied(
-        found, jump_s_max=settings.heat_jump_s_max, jump_events=settings.heat_jump_events
+        _some(found, path),
+        jump_s_max=settings.heat_jump_s_max,
+        jump_events=settings.heat_jump_events,
     )
+
+
+def _some(occurrences: Iterable[Occurrence], path: Path) -> Iterator[Occurrence]:
+    """Pass all on; raise InputError at the end where no event was among them."""
+    refusals, any_event = Refusals(), False
+    for occurrence in occurrences:
+        refusals.note(occurrence)
+        any_event = any_event or occurrence.event is not None
+        yield occurrence
+    if not any_event:
+        what = f"all {refusals.count:,} refused: {refusals}" if refusals.count else "it is empty"
+        raise InputError(
+            f"{path}: no event in it ({what}); expected CloudEvents in JSON, one a line, as "
+            "`POST /v1/events` takes them"
+        )
 
 
 def steadied(
@@ -128,8 +177,10 @@ def guess_format(path: Path) -> Format:
 
 def _read_lines(path: Path, event_bytes_max: int) -> Iterator[Occurrence]:
     with opened(path) as file:
-        for line in file:
+        for number, line in enumerate(file):
             payload = line.strip()
+            if number == 0:
+                payload = payload.removeprefix(_BYTE_ORDER_MARK)
             if payload:
                 yield _occurrence(payload, event_bytes_max)
 
@@ -199,6 +250,6 @@ def _ragpulse_files(path: Path) -> list[Path]:
 def _occurrence(payload: bytes, event_bytes_max: int) -> Occurrence:
     try:
         event = decode(payload, bytes_max=event_bytes_max)
-    except EventError:
-        return Occurrence(payload, None, None)
+    except EventError as error:
+        return Occurrence(payload, None, None, f"{error.field}: expected {error.expected}")
     return Occurrence(payload, event, event.time_s)

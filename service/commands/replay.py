@@ -142,6 +142,9 @@ def run(args: argparse.Namespace) -> int:
         report = _run_http(args, occurrences, until_s, speed)
     else:
         report = _run_heat(args, occurrences, until_s, speed, config)
+    if not report["searches" if args.url else "published"] and not report["events"]:
+        what = f"--until {args.until}" if args.until else f"--sample {args.sample:g}"
+        raise InputError(f"{args.log}: nothing was replayed: {what} leaves no event of it")
     if args.json:
         print(json.dumps(report, indent=2))
     else:

@@ -6,6 +6,8 @@ import dataclasses
 import gzip
 import json
 import lzma
+import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,8 @@ from typing import Any
 import orjson
 import pytest
 import structlog
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stoker.errors import ConfigError, InputError
 from stoker.prefetch.events import (
@@ -26,14 +30,16 @@ from stoker.prefetch.events import (
 )
 from stoker.prefetch.heat import HeatGraph
 from stoker.prefetch.settings import PrefetchSettings
+from stoker.prefetch.traces import read_trace
 from stoker.service.cli import main
+from stoker.service.coldstart.workload import read_requests
 from stoker.service.commands.replay import parse_speed, parse_until
 from stoker.service.consume import ConsumeLoop
 from stoker.service.embedded_log import EmbeddedLog
 from stoker.service.embedded_topic import EmbeddedOptions
 from stoker.service.replay import ReplayReport, VirtualClock, replay
 from stoker.service.replay_http import replay_http
-from stoker.service.replay_source import RAGPULSE_START_S, Occurrence, read_source
+from stoker.service.replay_source import RAGPULSE_START_S, Occurrence, Refusals, read_source
 from stoker.service.streams import TopicSpec
 
 START_S = 1.7e9
@@ -299,6 +305,76 @@ def test_the_command_prints_a_report_and_exit_codes(
     assert main(["replay", str(path), "--top", "-1"]) == 2
     assert main(["replay", str(path), "--url", "http://x:1", "--kafka", "x:1"]) == 2
     assert main(["replay", str(path), "--kafka", "127.0.0.1:1", "--json"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"", "it is empty"),
+        (b"\n\n \n", "it is empty"),
+        (b"{\n", "all 1 refused: 1 for .*UTF-8 JSON"),
+        (b"[]\n{}\nx\ny\n", "all 4 refused: 2 for .*UTF-8 JSON; 1 for .*object; 1 for specversion"),
+        (bytes(range(256)) * 40, r"all \d+ refused: \d+ for .*UTF-8 JSON"),
+        (gzip.compress(b"{}"), "all 1 refused"),
+    ],
+)
+@pytest.mark.parametrize("flags", [[], ["--until", "1h"], ["--sample", "0.5"]])
+def test_a_file_without_an_event_is_an_error_that_counts_what_was_refused(
+    data: bytes, says: str, flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(data)
+    assert main(["replay", str(path), "--json", *flags]) == 3
+    said = capsys.readouterr()
+    assert not said.out
+    problem = json.loads(said.err.splitlines()[-1])
+    assert re.search(re.escape(str(path)) + r": no event in it \(" + says, problem["detail"])
+    with pytest.raises(InputError, match="no event in it"):
+        read_requests(path, real_count=5)
+
+
+@pytest.mark.parametrize("flags", [["--until", "2020-01-01"], ["--sample", "0.0001"]])
+def test_a_replay_of_nothing_is_an_error(
+    flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_lines(tmp_path / "log.jsonl", [event(i) for i in range(5)])
+    assert main(["replay", str(path), *flags]) == 3
+    assert f"{' '.join(flags)} leaves no event" in capsys.readouterr().err
+
+
+def test_a_report_says_why_lines_were_refused(tmp_path: Path) -> None:
+    long = [b'{"a": "%s"}' % (b"x" * EVENT_BYTES_MAX)]
+    lines = [b"poison", b"[]", *long * 2, *(b"[%d" % i for i in range(40))]
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + b"\n".join([encode(event(0)), *lines]))
+    report, _ = run(path, tmp_path / "a")
+    assert (report.events, report.refused) == (1, 44)  # the byte order mark is none of them
+    assert sum(report.refused_why.values()) == 44
+    assert report.refused_why["$: expected UTF-8 JSON"] == 41
+    sent: list[tuple[str, str, Any]] = []
+    traffic = replay_http(
+        source(path),
+        open_client=lambda tenant: FakeClient(tenant, sent),  # type: ignore[arg-type,return-value]
+        clock=VirtualClock(),
+    )
+    assert (traffic.refused, traffic.refused_why) == (44, report.refused_why)
+
+
+@given(st.lists(st.sampled_from([f"data.x{i}: bad" for i in range(40)]), max_size=200))
+def test_reasons_are_few_and_lose_no_refusal(reasons: list[str]) -> None:
+    refusals = Refusals()
+    for reason in reasons:
+        refusals.note(Occurrence(b"", None, None, reason))
+    assert refusals.count == sum(refusals.by_reason.values()) == len(reasons)
+    assert len(refusals.by_reason) <= 17
+
+
+def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero"), Path("/dev/null")):
+        for read in (source, lambda path: read_trace(path, "lines")):
+            with pytest.raises(InputError, match="it is no file"):
+                read(path)
 
 
 class FakeClient:
