@@ -206,9 +206,11 @@ class AsyncClient(ClientBase):
             allow_redirects=False,  # as the other client: a POST would arrive as a GET
             timeout=aiohttp.ClientTimeout(total=left_s, sock_connect=turn.share_s(left_s)),
         ) as response:
-            body = await response.read()
+            body = self._body(turn.server, response.content_length)
+            async for part in response.content.iter_any():  # unpacked, where it came packed
+                body.add(part)
             headers = {name.lower(): value for name, value in response.headers.items()}
-            return Reply(response.status, headers, body)
+            return Reply(response.status, headers, body.whole())
 
     def _request_url(self, server: ServerUrl, call: Call[Any]) -> Any:
         from yarl import URL

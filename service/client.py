@@ -246,6 +246,7 @@ class Client(ClientBase):
         server = turn.server
         left_s = attempts.left_s()
         connection = self._take(server)
+        response: http.client.HTTPResponse | None = None
         try:
             if connection.sock is None:
                 connection.timeout = turn.share_s(left_s)
@@ -262,12 +263,14 @@ class Client(ClientBase):
                 headers=self._call_headers(call),
             )
             response = connection.getresponse()
-            parts = []
+            body = self._body(server, response.length)
             while part := response.read1(_READ_BYTES):
-                parts.append(part)
+                body.add(part)
             if response.length:  # `read1` takes the end of the connection for the answer's
                 raise http.client.IncompleteRead(b"", response.length)
         except BaseException:
+            if response is not None:  # It has the socket alone where the answer ends with it.
+                response.close()
             connection.close()
             raise
         headers = {name.lower(): value for name, value in response.getheaders()}
@@ -278,7 +281,7 @@ class Client(ClientBase):
             connection.close()
         else:
             self._give(server, connection)
-        return Reply(response.status, headers, b"".join(parts))
+        return Reply(response.status, headers, body.whole())
 
     def _take(self, server: ServerUrl) -> http.client.HTTPConnection:
         """Return a kept connection, or one that is still to be made."""

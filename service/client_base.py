@@ -10,10 +10,13 @@ from stoker.errors import InputError
 from stoker.service.answers import SearchAnswer
 from stoker.service.client_servers import ClientServers, ServerUrl
 from stoker.service.problems import ServerUnreachable
-from stoker.service.wire import Attempts, Call, RetryPolicy, check_deadline, search_call
+from stoker.service.wire import Attempts, Body, Call, RetryPolicy, check_deadline, search_call
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 _USER_AGENT = "stoker-sdk/1"
+# Eight of the longest bodies that a server takes by default: room for a thousand results with
+# their texts, of 256 KiB each, and no more than a program can spare for a server that goes wild.
+ANSWER_BYTES_MAX = 256 << 20
 # Of the client's deadline, for the server; the rest is for its answer to come back in.
 _SEARCH_SHARE = 0.9
 
@@ -29,6 +32,7 @@ class ClientBase(abc.ABC):
         tenant: str | None = None,
         deadline_s: float = 10.0,
         retries: RetryPolicy | None = None,
+        answer_bytes_max: int = ANSWER_BYTES_MAX,
     ) -> None:
         """Point at a server, or at several over the same documents; nothing is sent yet.
 
@@ -41,12 +45,19 @@ class ClientBase(abc.ABC):
             tenant: Whose documents; None takes the key's, or the server's default.
             deadline_s: How long a call may take in all, retries and waits included.
             retries: None takes `RetryPolicy()`.
+            answer_bytes_max: Longest answer that is read; a longer one is `AnswerTooLarge`.
 
         Raises:
             InputError: ``url`` is no http or https URL, or given twice, ``key`` does not fit a
-                header, or ``deadline_s`` is not above 0, or above a week.
+                header, ``deadline_s`` is not above 0, or above a week, or ``answer_bytes_max`` is
+                no number above 0.
         """
         check_deadline(deadline_s, "deadline_s")
+        if type(answer_bytes_max) is not int or answer_bytes_max < 1:
+            raise InputError(
+                f"answer_bytes_max: expected a whole number above 0, found {answer_bytes_max!r:.40}"
+            )
+        self.answer_bytes_max = answer_bytes_max
         self.tenant = tenant
         self.deadline_s = deadline_s
         self._retries = RetryPolicy() if retries is None else retries
@@ -80,6 +91,9 @@ class ClientBase(abc.ABC):
         if call.body is not None:
             headers["Content-Type"] = call.content_type
         return headers
+
+    def _body(self, server: ServerUrl, stated: int | None) -> Body:
+        return Body(self.answer_bytes_max, stated=stated, where=server.url)
 
     def _unreachable(self, server: ServerUrl, error: BaseException) -> ServerUnreachable:
         # The system's own words, without its number.

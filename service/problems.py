@@ -164,6 +164,12 @@ class ServerUnreachable(ServiceError, UnavailableError):
     """No answer came: connection refused or lost, or the answer is not Stoker's."""
 
 
+class AnswerTooLarge(ServiceError, CapacityError):
+    """An answer is longer than this client takes; what was read of it is let go."""
+
+    retriable: ClassVar[bool] = False
+
+
 class ServerConfigError(ServiceError, ConfigError):
     """The server answered that its settings are wrong."""
 

@@ -35,6 +35,7 @@ from stoker.service.answers import (
     WriteAnswer,
 )
 from stoker.service.problems import (
+    AnswerTooLarge,
     DeadlinePassed,
     FeatureOff,
     NotReady,
@@ -69,6 +70,51 @@ class Reply:
     status: int
     headers: Mapping[str, str]
     body: bytes
+
+
+class Body:
+    """The body of an answer while it comes in, of at most so many bytes.
+
+    Else whoever answers decides how much memory its callers need, and one that sends without end
+    takes all there is before a deadline passes.
+    """
+
+    def __init__(self, bytes_max: int, *, stated: int | None, where: str) -> None:
+        """Begin.
+
+        Args:
+            stated: Bytes that the answer says it has; None where it does not say.
+            where: The server, for the error.
+
+        Raises:
+            AnswerTooLarge: it says that it has more; nothing was read.
+        """
+        self._bytes_max = bytes_max
+        self._where = where
+        self._parts: list[bytes] = []
+        self._bytes = 0
+        if stated is not None and stated > bytes_max:
+            raise self._too_large(f"has {stated} bytes")
+
+    def add(self, part: bytes) -> None:
+        """Take the next bytes. Raises AnswerTooLarge where they are too many."""
+        self._bytes += len(part)
+        if self._bytes > self._bytes_max:
+            raise self._too_large("goes on")
+        self._parts.append(part)
+
+    def whole(self) -> bytes:
+        """Return all of it."""
+        return b"".join(self._parts)
+
+    def _too_large(self, what: str) -> AnswerTooLarge:
+        self._parts.clear()
+        return AnswerTooLarge(
+            f"{self._where}: the answer {what}, at most {self._bytes_max} bytes are read",
+            where="answer_bytes_max",
+            action="ask for fewer results or without their texts, or give the client a higher "
+            "answer_bytes_max",
+        )
 
 
 @dataclass(frozen=True)

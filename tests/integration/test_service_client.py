@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import http.client
 import http.server
 import json
@@ -11,16 +12,17 @@ import socket
 import subprocess
 import sys
 import threading
+import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
-from stoker.errors import InputError
+from stoker.errors import CapacityError, InputError
 from stoker.service.async_client import AsyncClient
 from stoker.service.client import Client
-from stoker.service.problems import DeadlinePassed, ServerUnreachable
+from stoker.service.problems import AnswerTooLarge, DeadlinePassed, ServerUnreachable
 from stoker.service.wire import RetryPolicy
 
 READY = json.dumps({"ready": True}).encode()
@@ -59,7 +61,8 @@ class Scripted:
                 ]
                 self.heads.append(head)
                 self.requests.append(incoming.read(length[0]) if length else b"")
-                connection.sendall(answer)
+                with contextlib.suppress(OSError):  # a client may hang up before it has read all
+                    connection.sendall(answer)
             self.hung_up.release()
 
     def close(self) -> None:
@@ -171,6 +174,110 @@ def test_a_server_that_drips_is_waited_for_within_the_deadline(start: bytes, end
                     connection.sendall(b"x")
                 asking.join(0.02)
     assert isinstance(outcome[0], DeadlinePassed), outcome
+
+
+class Endless:
+    """A server that begins an answer and sends more of it for as long as it is read."""
+
+    def __init__(self, head: bytes, part: bytes) -> None:
+        self.sent_bytes = 0
+        self.connections = 0
+        self._head, self._part = head, part
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                self.connections += 1
+                with contextlib.suppress(OSError), connection:
+                    connection.recv(1 << 16)
+                    connection.sendall(self._head)
+                    while True:
+                        self.sent_bytes += connection.send(self._part)
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join(60)
+        self._listener.close()
+
+
+BLOCK = b"x" * 65_536
+ENDLESS = {
+    "until it hangs up": (b"HTTP/1.1 200 OK\r\n\r\n", BLOCK),
+    "in chunks": (
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"%x\r\n%s\r\n" % (len(BLOCK), BLOCK),
+    ),
+    "of a length": (b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (1 << 50), BLOCK),
+    "an error": (b"HTTP/1.1 500 Oops\r\n\r\n", BLOCK),
+    "not ready": (b"HTTP/1.1 503 Later\r\n\r\n", BLOCK),
+}
+
+
+@pytest.mark.parametrize("kind", ENDLESS)
+@pytest.mark.parametrize("sync", [True, False])
+def test_an_answer_without_end_is_read_up_to_a_bound_and_asked_for_once(
+    kind: str, sync: bool
+) -> None:
+    server = Endless(*ENDLESS[kind])
+    bound = 1 << 20
+
+    async def ask() -> None:
+        async with AsyncClient(server.url, retries=QUICK, answer_bytes_max=bound) as client:
+            await client.ready()
+
+    def ask_with_threads() -> None:
+        with Client(server.url, retries=QUICK, answer_bytes_max=bound) as client:
+            client.ready()
+
+    try:
+        with pytest.raises(AnswerTooLarge, match=f"{server.url}.* at most {bound} bytes") as caught:
+            ask_with_threads() if sync else asyncio.run(ask())
+    finally:
+        server.close()
+    assert isinstance(caught.value, CapacityError)
+    assert not caught.value.retriable
+    assert server.connections == 1
+    assert server.sent_bytes < bound + (32 << 20)  # and what the system's buffers hold
+
+
+@pytest.mark.parametrize("sync", [True, False])
+@pytest.mark.parametrize("answer", [WHOLE, CHUNKED + b"0\r\n\r\n"])
+def test_the_bound_itself_is_an_answer_and_a_byte_above_it_is_none(
+    scripted: Callable[..., Scripted], answer: bytes, sync: bool
+) -> None:
+    async def ask(url: str, bound: int) -> bool:
+        async with AsyncClient(url, answer_bytes_max=bound) as client:
+            return (await client.ready()).ready
+
+    for bound, fits in ((len(READY), True), (len(READY) - 1, False)):
+        server = scripted(answer)
+        with contextlib.nullcontext() if fits else pytest.raises(AnswerTooLarge):
+            if sync:
+                with Client(server.url, answer_bytes_max=bound) as client:
+                    assert client.ready().ready
+            else:
+                assert asyncio.run(ask(server.url, bound))
+
+
+@pytest.mark.parametrize("kind", ["gzip", "deflate"])
+def test_a_packed_answer_counts_by_what_is_in_it(
+    scripted: Callable[..., Scripted], kind: str
+) -> None:
+    packed = (gzip if kind == "gzip" else zlib).compress(bytes(64 << 20))
+    head = b"HTTP/1.1 200 OK\r\nContent-Encoding: %s\r\nContent-Length: %d\r\n\r\n"
+    server = scripted(head % (kind.encode(), len(packed)) + packed)
+
+    async def ask() -> None:
+        async with AsyncClient(server.url, answer_bytes_max=1 << 20) as client:
+            await client.ready()
+
+    with pytest.raises(AnswerTooLarge):
+        asyncio.run(ask())
 
 
 class PortHandler(http.server.BaseHTTPRequestHandler):
