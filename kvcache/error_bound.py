@@ -105,7 +105,6 @@ def exposure_needed(share: float, alpha: float, *, errors: int = 0, held: float 
     return high
 
 
-@functools.lru_cache(maxsize=16_384)
 def errors_planned(total: float, alpha: float, *, miss: float = 0.03) -> float:
     """Say how many errors to plan for in a run, so that its own upper bound stays within delta.
 
@@ -120,11 +119,26 @@ def errors_planned(total: float, alpha: float, *, miss: float = 0.03) -> float:
 
     Returns:
         The largest mean of a Poisson count that exceeds S with a chance of at most ``miss``;
-        0 where the run is too short to show delta with no error at all.
+        0 where the run is too short to show delta with no error at all. Of a total above 128 less
+        than a 128th is left out, so that a long run asks for few that differ.
     """
-    allowed = -1
-    while _poisson_at_most(allowed + 1, total) <= alpha:
-        allowed += 1
+    if total > 128.0:
+        step = 2.0 ** (math.floor(math.log2(total)) - 7)
+        total = step * math.floor(total / step)
+    return _errors_planned(total, alpha, miss)
+
+
+@functools.lru_cache(maxsize=16_384)
+def _errors_planned(total: float, alpha: float, miss: float) -> float:
+    allowed, above = -1, 1  # it can be as many as the first, but not the second
+    while _poisson_at_most(above, total) <= alpha:
+        allowed, above = above, 2 * above
+    while above - allowed > 1:
+        between = (allowed + above) // 2
+        if _poisson_at_most(between, total) <= alpha:
+            allowed = between
+        else:
+            above = between
     if allowed < 0:
         return 0.0
     low, high = 0.0, total
@@ -138,11 +152,18 @@ def errors_planned(total: float, alpha: float, *, miss: float = 0.03) -> float:
 
 
 def _poisson_at_most(count: int, mean: float) -> float:
-    if mean <= 0.0:
-        return 1.0
-    return math.fsum(
-        math.exp(k * math.log(mean) - mean - math.lgamma(k + 1)) for k in range(count + 1)
-    )
+    """Sum the shorter tail, outwards, until what is left adds nothing."""
+    if count < 0 or mean <= 0.0:
+        return 0.0 if count < 0 else 1.0
+    below = count < mean
+    k = count if below else count + 1
+    term = math.exp(k * math.log(mean) - mean - math.lgamma(k + 1))
+    tail = 0.0
+    while term > 1e-17 * tail:
+        tail += term
+        term *= k / mean if below else mean / (k + 1)
+        k += -1 if below else 1
+    return tail if below else max(0.0, 1.0 - tail)
 
 
 def _expected_at(errors: float, alpha: float) -> float:

@@ -346,15 +346,22 @@ def share_upper(wrong: int, count: int, alpha: float) -> float:
 
 
 def _binomial_at_most(wrong: int, count: int, share: float) -> float:
-    if share <= 0.0 or share >= 1.0:
-        return 1.0 if share <= 0.0 else 0.0
-    logs = [
+    """Sum the shorter tail, outwards, until what is left adds nothing."""
+    if wrong >= count or share <= 0.0 or share >= 1.0:
+        return 1.0 if wrong >= count or share <= 0.0 else 0.0
+    below = wrong < count * share
+    k = wrong if below else wrong + 1
+    odds = share / (1.0 - share)
+    term = math.exp(
         math.lgamma(count + 1) - math.lgamma(k + 1) - math.lgamma(count - k + 1)
         + k * math.log(share) + (count - k) * math.log1p(-share)
-        for k in range(wrong + 1)
-    ]  # fmt: skip
-    peak = max(logs)
-    return min(1.0, math.exp(peak) * sum(math.exp(value - peak) for value in logs))
+    )  # fmt: skip
+    tail = 0.0
+    while term > 1e-17 * tail:
+        tail += term
+        term *= k / ((count - k + 1) * odds) if below else (count - k) * odds / (k + 1)
+        k += -1 if below else 1
+    return min(1.0, tail) if below else max(0.0, 1.0 - tail)
 
 
 def best_fixed_threshold(
@@ -414,17 +421,28 @@ def best_proved_threshold(
         errors = np.cumsum(wrong)
         # With k errors a proof stands from errors_expected_max(k) / delta picks on.
         kinds, first = np.unique(errors, return_index=True)
-        needed = np.array([errors_expected_max(int(kind), alpha) / delta for kind in kinds[:200]])
-        last = np.append(first[1:], len(wrong))[:200]  # one past the last pick with so many errors
-        stood = np.zeros(len(wrong) + 1, np.bool_)
-        for begin, end, least in zip(first.tolist(), last.tolist(), needed.tolist(), strict=False):
-            stood[max(begin + 1, math.ceil(least)) : end + 1] = True
-        reused = stood[: len(wrong)]
+        needed = np.ceil(_errors_expected_max(kinds, alpha) / delta).astype(np.int64)
+        begin = np.maximum(first + 1, needed)
+        end = np.append(first[1:], len(wrong)) + 1  # two past the last pick with so many errors
+        stands = begin < end
+        turns = np.zeros(len(wrong) + 2, np.int64)
+        turns[begin[stands]] += 1
+        turns[end[stands]] -= 1  # each place at most once: no count of errors comes again
+        reused = np.cumsum(turns)[: len(wrong)] > 0
         right = int((reused & ~wrong).sum())
         if right > best:
             best, best_cut, best_wrong = right, cut, int((reused & wrong).sum())
     count = best + best_wrong
     return FixedThreshold(best_cut, count, best, best_wrong, share_upper(best_wrong, count, alpha))
+
+
+def _errors_expected_max(errors: NDArray[np.int64], alpha: float) -> NDArray[np.float64]:
+    """Return `errors_expected_max` of each; above 200, on a line between counts 5 % apart."""
+    most = int(errors.max(initial=0))
+    grid = [count for count in range(201) if count <= most]
+    while grid[-1] < most:
+        grid.append(min(most, math.ceil(1.05 * grid[-1])))
+    return np.interp(errors, grid, [errors_expected_max(count, alpha) for count in grid])
 
 
 def evaluate_reuse(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import json
+import math
 import random
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 from stoker.errors import InputError
-from stoker.kvcache import reuse_evaluation
+from stoker.kvcache import error_bound, reuse_evaluation
 from stoker.kvcache.error_bound import ErrorBound
 from stoker.kvcache.reuse_evaluation import (
     KnownAnswers,
@@ -138,6 +139,43 @@ def test_share_upper_is_clopper_pearson() -> None:
         expected = 1.0 if wrong == count else scipy_stats.beta.ppf(0.95, wrong + 1, count - wrong)
         assert share_upper(wrong, count, 0.05) == pytest.approx(expected, rel=1e-6)
     assert share_upper(0, 0, 0.05) == 1.0
+
+
+@pytest.mark.parametrize("share", [0.001, 0.2, 0.9])
+def test_tails_are_those_of_the_distributions(share: float) -> None:
+    scipy_stats = pytest.importorskip("scipy.stats")
+    for count in (1, 7, 400, 30_000):
+        for wrong in {int(count * share * part) for part in (0.0, 0.5, 0.9, 1.0, 1.1, 3.0)}:
+            expected = scipy_stats.binom.cdf(wrong, count, share)
+            found = reuse_evaluation._binomial_at_most(wrong, count, share)
+            assert found == pytest.approx(expected, rel=1e-7, abs=1e-12), (wrong, count)
+            expected = scipy_stats.poisson.cdf(wrong, count * share)
+            found = error_bound._poisson_at_most(wrong, count * share)
+            assert found == pytest.approx(expected, rel=1e-7, abs=1e-12), (wrong, count)
+
+
+def test_many_errors_are_compared_in_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fifth may be wrong: no bound on thousands of errors is summed from the first."""
+    steps: list[str] = []
+
+    class Counted:
+        def __getattr__(self, name: str) -> Any:
+            steps.append(name)
+            return getattr(math, name)
+
+    monkeypatch.setattr(reuse_evaluation, "math", Counted())
+    monkeypatch.setattr(error_bound, "math", Counted())
+    rng = np.random.default_rng(47)
+    similarities = rng.random(20_000)
+    same = rng.random(20_000) < 0.7 + 0.2 * similarities
+    given = {"delta": 0.2, "alpha": 0.05}
+    found = best_fixed_threshold(similarities, same, **given, by_bound=True)
+    assert 3_000 < found.reused < 20_000
+    proved = best_proved_threshold(similarities, same, **given)
+    assert proved.reused_false > 1_000, "a proof stands with many errors, too"
+    for total in range(10_000, 20_000, 50):
+        error_bound.errors_planned(float(total), 0.05)
+    assert len(steps) < 200_000
 
 
 @pytest.mark.parametrize("by_bound", [True, False])
