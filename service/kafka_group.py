@@ -9,7 +9,8 @@ asynchronous and awaits the commit.
 
 A join goes on between polls, but the client may forget it: one that it began because the topic's
 partitions changed counts as done once the leader has assigned, so that a poll which ends before the
-broker has answered leaves the member without partitions for good. We ask for it again.
+broker has answered leaves the member without partitions for good. We ask for it again, of the
+client's coordinator: no public call tells whether a join is under way, or asks for another one.
 
 Where retention has taken an offset, the client would silently jump: the policy is "none", and we
 reset to the oldest record ourselves, counted and logged once.
@@ -18,26 +19,54 @@ reset to the oldest record ourselves, counted and logged once.
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import kafka.errors
 from kafka import KafkaConsumer
 from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
+from stoker.errors import ConfigError
 from stoker.service.kafka_client import FENCED, made, translated
 from stoker.service.kafka_member import KafkaMember
-from stoker.service.kafka_options import KafkaOptions
+from stoker.service.kafka_options import OTHER_CLIENT, KafkaOptions
 from stoker.service.streams import RebalanceListener, Record
 
 _FETCH_BYTES: Final = 8 << 20
 # What a poll gives a join at least: an answer that comes between two polls is asked for anew.
 _JOIN_POLL_S: Final = 0.1
+_JOIN_CALLS: Final = ("stable", "rebalance_in_progress", "request_rejoin")
 # By name: type checkers bring stubs of an older client, which has no such class.
 _AsyncListener: Any = importlib.import_module("kafka").AsyncConsumerRebalanceListener
+
+
+class Joins(Protocol):
+    """What a client's coordinator knows of the joins of its member."""
+
+    def stable(self) -> bool: ...
+    def rebalance_in_progress(self) -> bool: ...
+    def request_rejoin(self) -> None: ...
+
+
+def joins_of(client: Any) -> Joins:
+    """Return who knows of a client's joins.
+
+    Raises:
+        ConfigError: nobody in this version of the client; without, a member might be left without
+            partitions for good, and nobody would see it.
+    """
+    coordinator: Joins | None = getattr(client, "_coordinator", None)
+    missing = [name for name in _JOIN_CALLS if not callable(getattr(coordinator, name, None))]
+    if coordinator is None or missing:
+        raise ConfigError(
+            f"kafka-python {importlib.metadata.version('kafka-python')} does not tell of its joins "
+            f"({', '.join(missing)}): {OTHER_CLIENT}"
+        )
+    return coordinator
 
 
 class KafkaGroupConsumer(KafkaMember):
@@ -79,7 +108,12 @@ class KafkaGroupConsumer(KafkaMember):
             max_partition_fetch_bytes=max(_FETCH_BYTES, options.request_bytes_max),
             fetch_max_wait_ms=100,
         )
-        self._client.subscribe([topic], listener=_Listener(self))
+        try:
+            self._joins = joins_of(self._client)
+            self._client.subscribe([topic], listener=_Listener(self))
+        except BaseException:
+            self._client.close(autocommit=False, timeout_ms=0)
+            raise
 
     def lag(self) -> dict[int, int]:
         """Return per partition the records still to be read, by the broker's last answer."""
@@ -132,11 +166,10 @@ class KafkaGroupConsumer(KafkaMember):
 
     def _poll_client(self, max_events: int, timeout_s: float) -> Mapping[Any, Sequence[Any]]:
         self._revoked_in_poll.clear()
-        coordinator = self._client._coordinator  # the client tells of its joins nowhere else
-        if not coordinator.stable():
+        if not self._joins.stable():
             timeout_s = max(timeout_s, _JOIN_POLL_S)
-            if coordinator.rebalance_in_progress():  # an earlier poll has left it unfinished
-                coordinator.request_rejoin()
+            if self._joins.rebalance_in_progress():  # an earlier poll has left it unfinished
+                self._joins.request_rejoin()
         try:
             with self._inside_client():
                 polled: Mapping[Any, Sequence[Any]] = self._client.poll(

@@ -11,6 +11,10 @@ from stoker.service.streams import TopicSpec
 SECURITY_PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 SASL_MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 COMPRESSIONS: Final = ("none", "gzip", "lz4", "snappy", "zstd")
+# What to do about a version of kafka-python that lacks what we use of it.
+OTHER_CLIENT: Final = (
+    "pip install 'kafka-python>=3.0.8,<4', or set service.kafka_client to confluent"
+)
 # How long a producer waits for more records before it sends; an append flushes anyway.
 LINGER_S: Final = 0.005
 # Bytes that a record's frame, key and headers may add to its value on the wire.

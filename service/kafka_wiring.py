@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 
 from stoker.errors import ConfigError
-from stoker.service.kafka_options import KafkaOptions
+from stoker.service.kafka_options import OTHER_CLIENT, KafkaOptions
 from stoker.service.settings import ServiceSettings
 from stoker.service.streams import EventLog
 
@@ -34,7 +34,8 @@ def open_kafka(settings: ServiceSettings) -> EventLog:
     """Make the log on the cluster that the settings name; it connects when first used.
 
     Raises:
-        ConfigError: `kafka_client` names a library that is not installed, or see `kafka_options`.
+        ConfigError: `kafka_client` names a library that is not installed, or lacks what we use of
+            it; or see `kafka_options`.
     """
     # Imported here: the clients take a while to load, and most servers run without.
     if settings.kafka_client == "confluent":
@@ -46,6 +47,10 @@ def open_kafka(settings: ServiceSettings) -> EventLog:
         from stoker.service.confluent_log import ConfluentLog
 
         return ConfluentLog(kafka_options(settings))
-    from stoker.service.kafka_log import KafkaLog
-
+    try:
+        from stoker.service.kafka_log import KafkaLog
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"the installed kafka-python is not one that works here ({error}): {OTHER_CLIENT}"
+        ) from error
     return KafkaLog(kafka_options(settings))
