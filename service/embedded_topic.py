@@ -51,7 +51,8 @@ class EmbeddedOptions:
         heartbeat_s: How often a consumer renews its lease and looks for a rebalance.
         retention_check_s: How often appending looks for records that are too old.
         clock: Unix seconds, for records' times and their age.
-        monotonic: Seconds that only grow, shared by all processes of this machine, for leases.
+        monotonic: Seconds that only grow, shared by all processes of this machine, for leases, and
+            for how far a clock that is put ahead may age records.
     """
 
     bytes_max: int | None = None
@@ -92,6 +93,7 @@ class EmbeddedTopic:
         self._write_lock = threading.Lock()
         self._pending_lock = threading.Lock()
         self._pending: list[_Ticket] = []
+        self._opened_s = (options.clock(), options.monotonic())
         self._retention_due_s = options.monotonic() + options.retention_check_s
         # Wakes this process's waiting consumers; those of other processes look again by time.
         self.appended = threading.Condition()
@@ -257,6 +259,14 @@ class EmbeddedTopic:
         with self._write_lock:
             self._writer.close()
 
+    def _age_from_s(self) -> float:
+        """Return the time that records' age is counted from: no later than one that only grows.
+
+        A clock that is a week ahead for a minute would else make all events too old, for good.
+        """
+        opened_s, since_s = self._opened_s
+        return min(self.options.clock(), opened_s + self.options.monotonic() - since_s)
+
     @staticmethod
     def _partition_rows(connection: sqlite3.Connection) -> dict[int, list[int]]:
         rows = connection.execute("SELECT * FROM partitions").fetchall()
@@ -269,7 +279,7 @@ class EmbeddedTopic:
             return
         for partition, row in self._partition_rows(connection).items():
             if spec.retention_s is not None:
-                oldest_s = self.options.clock() - spec.retention_s
+                oldest_s = self._age_from_s() - spec.retention_s
                 self._drop_front(connection, partition, older_than_s=oldest_s)
             if spec.retention_bytes is not None:
                 excess = self._partition_rows(connection)[partition][3] - spec.retention_bytes
@@ -336,7 +346,7 @@ class EmbeddedTopic:
     def _compact(self, connection: sqlite3.Connection, *, dirty_ratio_min: float) -> None:
         if not self.spec.compacted:
             return
-        oldest_s = self.options.clock() - (self.spec.retention_s or 86_400.0)
+        oldest_s = self._age_from_s() - (self.spec.retention_s or 86_400.0)
         for partition, row in self._partition_rows(connection).items():
             if not row[3] or (row[3] - row[4]) / row[3] < dirty_ratio_min:
                 continue

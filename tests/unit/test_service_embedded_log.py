@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 import structlog
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from stoker.errors import ConfigError, CorruptError, InputError
 from stoker.index.generation import NewerFormat
@@ -288,6 +290,45 @@ def test_retention_by_age_takes_the_oldest_and_resets_a_slow_reader_once(
     assert (resets[0]["wanted_offset"], resets[0]["oldest_offset"]) == (1, 5)
     assert reader.resets == 1
     reader.close()
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    jump_s=st.floats(3_600.0, 7 * 86_400.0),
+    passing_s=st.floats(0.0, 90_000.0),
+    compacted=st.booleans(),
+)
+def test_a_clock_that_was_put_ahead_takes_no_record_before_its_time(
+    tmp_path_factory: pytest.TempPathFactory, jump_s: float, passing_s: float, compacted: bool
+) -> None:
+    """For an hour or a week, before it is put back: nothing would bring the events again."""
+    wall, steady = Clock(), Clock()
+    options = EmbeddedOptions(clock=wall, monotonic=steady)
+    log = EmbeddedLog(tmp_path_factory.mktemp("log"), options)
+    spec = TopicSpec("t", partition_count=1, retention_s=86_400.0, compacted=compacted)
+    log.ensure_topic(spec)
+    topic = log.topic("t")
+    # Of a compacted topic it is the mark of what was removed that has its time.
+    log.append_batch("t", [(b"%d" % i, None if compacted else b"x") for i in range(5)])
+    held = len(list(topic.scan(0)))
+    wall.now_s += jump_s
+    topic.enforce_retention()
+    topic.compact()
+    log.append_batch("t", [(b"a", b"x")])  # by the wrong clock
+    wall.now_s += passing_s
+    steady.now_s += passing_s
+    topic.enforce_retention()
+    topic.compact()
+    assert len(list(topic.scan(0))) == (held if passing_s <= 86_400.0 else 0) + 1
+    wall.now_s -= jump_s
+    topic.enforce_retention()
+    assert len(list(topic.scan(0))) == (held if passing_s <= 86_400.0 else 0) + 1
+    for clock in (wall, steady):  # what the wrong clock has written goes too, once it is as late
+        clock.now_s += jump_s + 86_401.0
+    topic.enforce_retention()
+    topic.compact()
+    assert len(list(topic.scan(0))) == (1 if compacted else 0)
+    log.close()
 
 
 def test_retention_by_bytes_happens_with_the_appends(event_log: EmbeddedLog) -> None:
