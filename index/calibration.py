@@ -464,6 +464,8 @@ def _by_width(
             for means in (other.means, per_band.min(axis=0))
         )
     measured = [_Measured(k, asked) for k in sort.ks]
+    # Of which a narrower walk found all: those would find it again.
+    whole = np.zeros(len(asked.probe.queries), np.bool_)
     for width in widths:
         last = measured[-1]
         ask_known = not last.known or not (
@@ -476,56 +478,57 @@ def _by_width(
         for band, mean in zip(asked.bands, means, strict=False):
             if not (_is_whole(mean, int(band.sum()), sort) or width * cost >= strange_enough):
                 strange |= band
-        probe = asked.few if width >= _WIDE_FROM else asked.probe
-        part = probe.fewer(probe.known if ask_known else 0, strange)
+        known = (asked.few if width >= _WIDE_FROM else asked.probe).known if ask_known else 0
+        chosen = np.concatenate([np.arange(asked.probe.known) < known, strange]) & ~whole
+        part = asked.probe.only(chosen)
         rows = np.empty((0, sort.ks[-1]), np.int64)
         if len(part.queries):
             rows = _found(segment, part, width, widely=entered is not None)
         for of_k in measured:
             of_k.add(
                 part.recall_of(rows, of_k.k),
-                part.known if ask_known else None,
-                strange=strange,
+                chosen,
+                known,
                 near=entered is None and bool(asked.near.any()),
-                of_all=probe is asked.probe,
             )
+        whole |= measured[-1].recall >= 1.0
     return [of_k.by_width() for of_k in measured]
 
 
 class _Measured:
-    """What was measured of one k, width after width."""
+    """What was measured of one k, width after width.
+
+    Attributes:
+        recall: float64, shape (nq,): of each query, by the widest walk that it was asked with.
+        known: Of each width what the kind that fares worst reached; see `_worst_kind`.
+        strange: Of each width mean, low and sure mean of each band, one after the other.
+    """
 
     def __init__(self, k: int, asked: _Asked) -> None:
         self.k = k
         self.known: list[tuple[float, ...]] = []
         self.strange: list[tuple[float, ...]] = []
+        self.recall = np.zeros(len(asked.probe.queries))
         self._near: list[tuple[float, ...]] = []
-        self._of_strangers = np.zeros(len(asked.alike))
         self._asked = asked
 
     def add(
-        self,
-        recall: NDArray[np.float64],
-        known: int | None,
-        *,
-        strange: NDArray[np.bool_],
-        near: bool,
-        of_all: bool,
+        self, recall: NDArray[np.float64], chosen: NDArray[np.bool_], known: int, *, near: bool
     ) -> None:
         """Take what walks of one width reached.
 
         Args:
-            recall: Of those that were asked: known ones, then those at random.
-            known: How many known ones; None to take those of the width before.
-            strange: Which of those at random were asked; the others count as before.
+            recall: Of those that were asked.
+            chosen: bool, shape (nq,): which those are. The others count as before.
+            known: How many known ones count, the first; 0 to take what was said of them before.
             near: Whether to look at near ones.
-            of_all: Whether all known queries were asked.
         """
         asked = self._asked
-        self._of_strangers[strange] = recall[known or 0 :]
-        of_strangers = self._of_strangers
-        if known is not None:
-            self.known.append(_worst_kind(recall[:known], of_strangers[asked.alike], self.k))
+        self.recall[chosen] = recall
+        of_known, of_strangers = np.split(self.recall, [asked.probe.known])
+        if known:
+            alike = of_strangers[asked.alike]
+            self.known.append(_worst_kind(of_known[:known], alike, self.k))
         else:
             self.known.append(self.known[-1])
         self.strange.append(
@@ -539,8 +542,8 @@ class _Measured:
                 )
             )
         )
-        if near and known is not None and of_all:
-            of_near = recall[:known][asked.near[:known]]
+        if near and known == asked.probe.known:
+            of_near = of_known[asked.near[:known]]
             self._near.append((float(of_near.mean()), _reached(of_near)))
         elif near:
             self._near.append(self._near[-1])
