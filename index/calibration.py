@@ -65,6 +65,8 @@ _SCANNED_BELOW: Final = 0.995
 _SURE: Final = 1.65
 # At which two ways to walk are compared by what they look at.
 _COST_WIDTH: Final = 64
+# Mean recall from which on wider walks give the same answers from memory, or nearly.
+_SAME_WHOLE: Final = 0.998
 # Room for the vectors that re-ranking reads, beside all else that a walk may want in memory.
 _READ_BYTES: Final = 64 << 20
 # Vectors that one measured query may read: more than any leaves in doubt.
@@ -198,9 +200,10 @@ def calibrate(folder: Path, manifest: Manifest, probe: Probe) -> Manifest:
         found = [_walks(segment, sort, entry_cost) for sort in sorts]
         scanned = manifest.count <= SCAN_ROWS_MAX and _lacking(found)
         scans = [_scan(segment, sort) if scanned else {} for sort in sorts]
-    # Once a walk finds all, a wider one gives the same answers from memory.
     whole = zip(widths, found[0][k]["recall_mean"], strict=True)
-    largest = next((w for w, mean in whole if w >= _SETTLED * k and mean >= _WHOLE), widths[-1])
+    largest = next(
+        (w for w, mean in whole if w >= _SETTLED * k and mean >= _SAME_WHOLE), widths[-1]
+    )
     with _opened(folder, manifest, bits=4) as segment:
         _load(segment, "upper")
         upper = by_stage.recall_of(_from_memory(segment, by_stage, k, k))
