@@ -28,12 +28,20 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.mark.data
 @pytest.mark.timeout(300)  # it seals one index after the other
-def test_every_part(bench: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_part(
+    bench: ModuleType,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     if not sys.modules["engine_data"].DATA.exists():
         pytest.skip("the shared data folder is not here")
-    asked = "--count 1500 --queries 300 --repeats 1 --peers stoker,hnswlib --volumes own"
+    # Each touched query opens an index of its own, and each share is a process.
+    monkeypatch.setattr(sys.modules["engine_ordering"], "_TOUCHED_QUERIES", 30)
+    monkeypatch.setattr(sys.modules["engine_ordering"], "SHARES", (0.2,))
+    asked = "--count 1000 --queries 300 --repeats 1 --peers stoker,hnswlib --volumes own"
     budget = "--shares 0.5 --targets 0.9 --learnt 500 --settle 50 --seconds 1"
-    growth = "--growth 500,1000,2000 --growth-peers stoker"
+    growth = "--growth 250,500,1000 --growth-peers stoker"
     out = tmp_path / "out"
     assert bench.main([*f"{asked} {budget} {growth} --out".split(), str(out)]) == 0
     with capsys.disabled():
@@ -51,6 +59,9 @@ def test_every_part(bench: ModuleType, tmp_path: Path, capsys: pytest.CaptureFix
     assert limited["own"]["resident_bytes"] <= found["budget"]["index_bytes"] / 2
     assert limited["recall"] > 0.85
     assert set(found["ordering"]) == set(ORDERINGS)
+    for row in found["ordering"].values():
+        assert row["touched"]["asked"] == 30
+        assert row["limited"]["0.2"]["hit_ratio"] > 0
     assert all(run["bytes"] > 0 and run["write_s"] > 0 for run in found["sealing"])
     assert found["growth"]["fits"]
     assert "## Under a budget" in (out / "results.md").read_text()
