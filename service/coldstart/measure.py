@@ -1,6 +1,7 @@
 """Measures cold starts: each in a fresh process, on files really dropped from the OS cache.
 
-The modes take turns within each repeat, so that a noisy minute of the machine hits all of them;
+The modes take turns within each repeat, so that a noisy minute of the machine hits all of them, and
+each repeat begins with another one, because the disk and its throttle remember who read before;
 medians over the repeats are reported, with the spread. Recall is against exact search, computed by
 the caller. The same harness serves `stoker demo` and the benchmarks.
 """
@@ -147,7 +148,7 @@ def _repeats(
         late = bench.volume_s and time.monotonic() - started > bench.volume_s
         if late and repeat >= _REPEATS_MIN:
             return
-        for mode in bench.modes:
+        for mode in in_turn(bench.modes, repeat):
             if progress is not None:
                 progress(f"{volume.label}: {mode}, {repeat + 1} of {bench.repeats}")
             drop = drop_files(files_of(bench.index_path))
@@ -171,6 +172,12 @@ def _repeats(
             record = run_process(job, queries_path.parent, timeout_s=bench.timeout_s)
             recall = recall_at_k(read_answers(answers_path), bench.truth)
             yield ColdRun(volume, repeat, record, recall, drop)
+
+
+def in_turn(modes: Sequence[str], repeat: int) -> tuple[str, ...]:
+    """Return the modes in a repeat's order: over as many repeats each is once at each place."""
+    first = repeat % len(modes)
+    return (*modes[first:], *modes[:first])
 
 
 def run_process(job: ColdJob, folder: Path, *, timeout_s: float) -> ColdRecord:

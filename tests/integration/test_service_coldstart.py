@@ -22,7 +22,7 @@ from stoker.errors import UnavailableError
 from stoker.prefetch.events import SEARCH_PERFORMED, new_event
 from stoker.prefetch.heat import HeatGraph
 from stoker.service.coldstart.job import MODES
-from stoker.service.coldstart.measure import ColdBench, ColdRun, measure, recall_at_k
+from stoker.service.coldstart.measure import ColdBench, ColdRun, in_turn, measure, recall_at_k
 from stoker.service.coldstart.page_cache import drop_files, files_of, resident_bytes
 from stoker.service.coldstart.report import render_html
 from stoker.service.coldstart.summary import checks, summarise, verdicts
@@ -74,7 +74,10 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ColdBench:
 def test_every_mode_runs_in_its_own_process_and_its_figures_add_up(bench: ColdBench) -> None:
     said: list[str] = []
     runs, skipped = measure(bench, progress=said.append)
-    assert [run.record.mode for run in runs] == [*MODES, *MODES]
+    # Each repeat begins with another, so that none always follows the one that reads the most.
+    assert [run.record.mode for run in runs] == [*MODES, *MODES[1:], MODES[0]]
+    turns = [in_turn(MODES, repeat) for repeat in range(len(MODES))]
+    assert all(set(place) == set(MODES) for place in zip(*turns, strict=True))
     assert skipped == []
     assert len(said) == 6
     for run in runs:

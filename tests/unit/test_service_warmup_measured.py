@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from stoker.prefetch.settings import PrefetchSettings
 from stoker.prefetch.warm_set import Accesses
 from stoker.service.problems import DeadlinePassed
 from stoker.service.turns import _PIECE_S, Callers
-from stoker.service.warmup import WarmupRunner, read_receipt
+from stoker.service.warmup import _FIRST_S, WarmupRunner, read_receipt
 
 
 class Pages:
@@ -317,3 +318,68 @@ def test_a_warm_up_steps_aside_for_nobody_once_its_server_stops() -> None:
     waits = callers.waits
     runner.rest()
     assert callers.waits == waits
+
+
+class Noted(Pages):
+    """Tells when it is asked for what it has, which reads, and when it is loaded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = threading.Event()
+
+    def unit_batches(self, heat: Any) -> Any:
+        self.asked.set()
+        return super().unit_batches(heat)
+
+
+class StandingClock:
+    """Time that stands until it is let go: no wait ends by itself."""
+
+    def __init__(self) -> None:
+        self._now_s: float | None = time.perf_counter()
+
+    def __call__(self) -> float:
+        return time.perf_counter() if self._now_s is None else self._now_s
+
+    def go(self) -> None:
+        self._now_s = None
+
+
+def first_warm_up(callers: Callers) -> tuple[WarmupRunner, Noted]:
+    source = Noted()
+    runner = WarmupRunner(
+        lambda: [source],
+        lambda: {("a", "x"): 1.0},
+        settings=PrefetchSettings(),
+        receipt_path=None,
+        callers=callers,
+    )
+    runner.start(budget_bytes=None, deadline_s=None)
+    return runner, source
+
+
+def test_the_first_answer_comes_before_a_warm_up_reads_anything() -> None:
+    clock = StandingClock()
+    callers = Callers(clock=clock)
+    with callers:
+        runner, source = first_warm_up(callers)
+        while not callers._waiting:  # until it waits for the answer
+            assert not source.asked.is_set()
+        assert not source.asked.is_set()
+        clock.go()
+    runner.wait(60.0)
+    assert source.asked.is_set()
+    assert runner._first_left_s > 0.0
+
+
+@pytest.mark.parametrize("answered", [True, False])
+def test_a_warm_up_waits_for_the_first_answer_only_and_not_for_long(answered: bool) -> None:
+    """Others wait for what it loads, and the first may be one that never ends."""
+    callers = Callers()
+    if answered:
+        with callers:
+            pass
+    with callers:
+        runner, _ = first_warm_up(callers)
+        runner.wait(60.0)
+    assert (runner._first_left_s == _FIRST_S) if answered else (runner._first_left_s <= 0.0)
