@@ -93,12 +93,24 @@ class ImportReport:
         return dataclasses.asdict(self)
 
 
+def require_file(path: Path) -> None:
+    """Return if there is a file, or nothing: a pipe would be waited for, and a device has no end.
+
+    Raises:
+        InputError: it is something else.
+    """
+    if path.exists() and not path.is_file():
+        what = "a folder" if path.is_dir() else "a pipe, device or socket"
+        raise InputError(f"{path}: cannot be read: expected a file, found {what}")
+
+
 def detect_format(path: Path) -> str:
     """Tell a file's format by its first bytes and its name.
 
     Raises:
         InputError: no file, or nothing that we know; lists what we know.
     """
+    require_file(path)
     try:
         with path.open("rb") as file:
             head = file.read(64)
@@ -155,6 +167,7 @@ def read_foreign(
         CorruptError: damaged.
     """
     path = Path(path)
+    require_file(path)
     chosen = format or detect_format(path)
     if chosen == "hnswlib":
         return _from_hnswlib(path)

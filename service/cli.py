@@ -63,6 +63,8 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("config", "config", "show the effective settings and where each came from"),
 )
 
+# What an argument that names a file or folder is called in `--help`.
+_FILE_METAVARS = frozenset({"DIR", "FILE", "FILE.jsonl", "FILE.npy", "INDEX", "LOG", "PATH"})
 _HELP_COLUMNS = 78
 _EXITS = "exit codes: 0 ok, 1 failed, 2 usage, 3 bad input, 4 unavailable, 5 corrupt"
 
@@ -83,7 +85,8 @@ class _Parser(argparse.ArgumentParser):
         if _Parser.as_json:
             _print_problem({"kind": "usage", "detail": message, "exit": EXIT_USAGE})
             sys.exit(EXIT_USAGE)
-        self.exit(EXIT_USAGE, f"{self.prog}: {message}\n{self.prog}: see `{self.prog} --help`\n")
+        text = _printable(message)
+        self.exit(EXIT_USAGE, f"{self.prog}: {text}\n{self.prog}: see `{self.prog} --help`\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -143,6 +146,7 @@ def _parse(argv: list[str]) -> tuple[CommandModule | None, argparse.Namespace]:
             module = cast(CommandModule, importlib.import_module(module_name))
             module.add_parser(subparsers)
             _add_common_flags(subparsers.choices[name])
+            _refuse_empty_names(subparsers.choices[name])
         else:
             subparsers.add_parser(name, help=line)
     if wanted is not None and wanted not in subparsers.choices:
@@ -192,6 +196,35 @@ def _add_common_flags(parser: argparse.ArgumentParser) -> None:
     if "exit codes" not in (parser.epilog or ""):
         between = "\n\n" if laid_out else ". "
         parser.epilog = f"{parser.epilog}{between}{_EXITS}" if parser.epilog else _EXITS
+
+
+def _refuse_empty_names(parser: argparse.ArgumentParser) -> None:
+    """Let every argument that names a file or folder refuse an empty one.
+
+    `Path("")` is the folder that one is in: with `stoker repair "$INDEX"` and a variable that is
+    not set, another index than the one that was meant.
+    """
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for inner in action.choices.values():
+                _refuse_empty_names(inner)
+        elif action.type is Path:
+            action.type = _path
+        elif action.type is None and action.metavar in _FILE_METAVARS:
+            action.type = _file_name
+
+
+def _path(text: str) -> Path:
+    return Path(_file_name(text))
+
+
+def _file_name(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError(
+            "expected the name of a file or folder, found an empty one (of a variable that is not "
+            "set, perhaps)"
+        )
+    return text
 
 
 def _report(error: Exception, *, verbose: bool) -> int:
@@ -251,7 +284,17 @@ def _print_problem(members: dict[str, Any]) -> None:
 
 
 def _say(text: str) -> None:
-    print(f"stoker: {text}", file=sys.stderr)
+    print(f"stoker: {_printable(text)}", file=sys.stderr)
+
+
+def _printable(text: str) -> str:
+    """Write out what a terminal would act on: a file's name may hold any character."""
+    if text.isprintable():
+        return text
+    return "".join(
+        sign if sign.isprintable() or sign == "\n" else sign.encode("unicode_escape").decode()
+        for sign in text
+    )
 
 
 if __name__ == "__main__":

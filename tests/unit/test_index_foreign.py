@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,18 @@ def check_import(
         found = sum(a == b for a, b in zip(hits.ids[:, 0].tolist(), list(ids), strict=True))
         assert found >= 0.97 * len(points)
     return report
+
+
+@pytest.mark.parametrize("format", [None, "hnswlib", "faiss", "usearch", "npy", "parquet", "fvecs"])
+def test_what_is_no_file_is_refused_by_name_and_not_waited_for(
+    format: str | None, tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero"), Path("/dev/null")):
+        with pytest.raises(InputError, match=f"{path}.*found a pipe, device or socket"):
+            read_foreign(path, format=format)
+    with pytest.raises(InputError, match=str(tmp_path)):
+        read_foreign(tmp_path, format=format)
 
 
 def test_hnswlib_graph_is_taken(tmp_path: Path, points: np.ndarray) -> None:

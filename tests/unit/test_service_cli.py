@@ -7,11 +7,14 @@ import importlib
 import io
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stoker import __version__, errors
 from stoker.service import cli
@@ -219,6 +222,50 @@ def test_a_wrong_call_says_what_to_do(
     assert (found, text in said) == (code, True), (found, said)
     assert "Traceback" not in said
     assert "[Errno" not in said
+
+
+def _names_of_files(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for inner in action.choices.values():
+                yield from _names_of_files(inner)
+        elif action.type is Path or (action.type is None and action.metavar in cli._FILE_METAVARS):
+            yield action
+
+
+@pytest.mark.parametrize(("name", "file_name", "line"), cli.COMMANDS)
+def test_no_command_takes_an_empty_name_for_the_folder_that_one_is_in(
+    name: str, file_name: str, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As of `stoker repair "$INDEX"`, where the variable is not set."""
+    for parser in _parsers(name, file_name):
+        actions = list(_names_of_files(parser))
+        cli._refuse_empty_names(parser)
+        for action in actions:
+            assert action.type is not None
+            with pytest.raises(argparse.ArgumentTypeError, match="empty"):
+                action.type("")
+            assert str(action.type("a")) == "a"
+    if name in ("verify", "repair", "inspect", "serve", "plan", "doctor"):
+        assert cli.main([name, ""]) == 2
+        assert "INDEX: expected the name of a file or folder, found an empty" in (
+            capsys.readouterr().err
+        )
+
+
+@given(st.text())
+def test_a_message_does_nothing_to_a_terminal(name: str) -> None:
+    shown = cli._printable(name)
+    assert all(sign.isprintable() or sign == "\n" for sign in shown)
+    assert shown == name or not name.isprintable()
+
+
+def test_a_name_of_control_characters_is_written_out(
+    command: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command(errors.InputError("\x1b]0;owned\x07\udcff: no such folder"))
+    assert cli.main(["config"]) == 3
+    assert capsys.readouterr().err == "stoker: \\x1b]0;owned\\x07\\udcff: no such folder\n"
 
 
 def test_an_interrupt_and_a_closed_pipe(
