@@ -76,7 +76,8 @@ class Calibration:
         upper_low: The recall that the stated share of them reached.
         code_recall: As ``upper_mean``, at the largest width, navigation codes alone.
         refined_recall: The same with both planes and no vectors.
-        code_error: Standard deviation of the first plane's estimate over |q||x - centre|.
+        code_error: Standard deviation of the first plane's estimate over |q||x - centre|, where of
+            the query what `PreparedQuery::shift` says is left off.
         refine_error: The same for both planes.
         coarse_error: The same for coarse codes; 0 in a segment without them.
         coarse_recall_mean: As ``recall_mean``, of walks on coarse codes; empty without them.

@@ -570,7 +570,7 @@ def _rising(rows: list[tuple[float, ...]]) -> list[tuple[float, ...]]:
 def _estimate_errors(
     folder: Path, manifest: Manifest, probe: Probe, *, bits: int
 ) -> tuple[float, float]:
-    """Root mean square errors over |q||x - centre|, on true neighbors.
+    """Root mean square errors over |q||x - centre|, q as it is coded, on true neighbors.
 
     Of the codes that a walk on ``bits`` bits compares, and of both planes together.
     """

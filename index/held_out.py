@@ -42,8 +42,6 @@ _BANDS: Final = 2
 _BAND_MIN: Final = 64
 # Share of the queries that may lie farther from their answers than is called known.
 _FARTHEST: Final = 0.01
-# How much nearer than it is a float32 score may make a row seem, or farther.
-_ROUNDED: Final = 5e-7
 # Share of the other kinds that may lie as near as is called near, and the fewest near ones that
 # say anything.
 _NEAREST: Final = 0.01
@@ -296,7 +294,8 @@ class Probe:
             float(np.nan_to_num(np.quantile(part, _FARTHEST)))
             for part in (near[: self.known], near[self.known :])
         )
-        return known - _ROUNDED, min(known, strange) - _ROUNDED
+        rounded = segment.nearness_rounded
+        return known - rounded, min(known, strange) - rounded
 
     def near_ones(self, segment: Segment) -> tuple[float, NDArray[np.bool_]]:
         """How near is nearer than nearly all of the other kinds, and which *near* queries are so.

@@ -20,10 +20,11 @@ from stoker.index.coarse_basis import BasisLayout
 from stoker.index.generation import NewerFormat
 from stoker.index.json_values import is_count, is_int
 from stoker.index.paged_file import PAGE_BYTES_MAX, SegmentFileCorrupt, SegmentVersionUnknown
+from stoker.index.row_length import LENGTH2_MAX
 
 FORMAT: Final = "stoker-segment"
-VERSION: Final = 4
-_VERSIONS_READ: Final = (1, 2, 3, 4)
+VERSION: Final = 5
+_VERSIONS_READ: Final = (1, 2, 3, 4, 5)
 NAME: Final = "manifest.json"
 # Zero bytes behind a page's last links record, so that an id is one unaligned 8-byte read.
 LINK_PADDING: Final = 8
@@ -89,6 +90,7 @@ class Manifest:
     coarse_directions: int = 0
     coarse_fine: int = 0
     coarse_blocks: int = 0
+    row_length2: float = 0.0
 
     @property
     def basis(self) -> BasisLayout:
@@ -171,6 +173,8 @@ def _crc_of(body: dict[str, Any]) -> int:
 
 def _from_json(body: dict[str, Any]) -> Manifest:
     # What a version did not have yet.
+    if body["version"] < 5:
+        body = {**body, "row_length2": 0.0}
     if body["version"] < 4:
         body = {**body, "coarse_fine": 0, "coarse_blocks": 0}
     if body["version"] < 3:
@@ -203,6 +207,13 @@ def _check(manifest: Manifest, path: Path) -> None:
     )
     need(is_count(manifest.entry_row), f"entry_row {manifest.entry_row!r}")
     _check_coarse(manifest, need)
+    length2 = manifest.row_length2
+    need(
+        isinstance(length2, float)
+        and 0 <= length2 < LENGTH2_MAX
+        and (manifest.metric != "l2" or not length2),
+        f"row_length2 {length2!r}",
+    )
     need(
         isinstance(manifest.file_crcs, dict)
         and set(manifest.file_crcs) == set(manifest.files)

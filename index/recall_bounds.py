@@ -35,6 +35,7 @@ FACTS: Final = (
     "query_length",
     "narrow",
     "farther",
+    "unrelated",
 )
 # Up to so many rows a segment is scanned where no calibrated walk finds enough: that takes about as
 # long as the widest of them (index/BENCHMARKS.md).
@@ -44,6 +45,8 @@ SCAN_ROWS_MAX: Final = 30_000
 _SCAN_ROWS_PER_WIDTH: Final = 50
 # Rows beyond twice the answer; walk.cpp keeps no fewer.
 _SCAN_SPARE: Final = 100
+# Of a score, as a share of the highest that there can be.
+_ROUNDED: Final = 5e-7
 _CONFIDENCE: Final = 0.975  # of the re-rank's part of the bound; the walk has its calibration's
 
 
@@ -297,33 +300,59 @@ def nearness(
     metric: str,
     centre: NDArray[np.float32],
     spread: float,
+    row_length2: float = 0.0,
 ) -> NDArray[np.float64]:
     """How near queries lie to the best rows of their answers; float64, (nq,), higher is nearer.
 
     The cosine; the inner product over the query's length; or by how much of it the squared distance
-    falls short of what it would be to a row that has nothing to do with the query. Comparable among
-    queries of one segment, and not between segments.
+    falls short of what it would be to a row that has nothing to do with the query. Of rows of one
+    length, how much of the way it is from the rows' mean score, or 0 where that is more, to the
+    highest that there can be: a query in the direction of the mean is as near to all rows, and
+    nearer to none. Comparable among queries of one segment, and not between segments.
 
     Args:
         best: Shape (nq,): the best score of each answer; not-a-number where it is empty.
         queries: float32, shape (nq, dim).
         metric: "ip", "cosine" or "l2".
-        centre: float32, shape (dim,): of the rows; counts under l2 alone.
-        spread: Mean squared distance of the rows from it.
+        centre: float32, shape (dim,): of the rows; counts under l2, and of rows of one length.
+        spread: Mean squared distance of the rows from it; counts under l2.
+        row_length2: See `Manifest`.
     """
     from_centre = queries.astype(np.float64) - (centre if metric == "l2" else 0)
     squared = np.einsum("ij,ij->i", from_centre, from_centre)
-    return _nearness(np.asarray(best, np.float64), squared, metric, spread)
+    unrelated = np.zeros(len(queries))
+    if row_length2 > 0:
+        unrelated = np.maximum(from_centre @ centre.astype(np.float64), 0.0)
+        if metric == "cosine":
+            asked = squared > 0
+            unrelated[asked] /= np.sqrt(squared[asked])
+            squared = asked.astype(np.float64)
+    near = np.asarray(best, np.float64)
+    return _nearness(near, squared, unrelated, metric, spread, row_length2)
 
 
 def _nearness(
-    near: NDArray[np.float64], squared: NDArray[np.float64], metric: str, spread: float
+    near: NDArray[np.float64],
+    squared: NDArray[np.float64],
+    unrelated: NDArray[np.float64],
+    metric: str,
+    spread: float,
+    row_length2: float,
 ) -> NDArray[np.float64]:
-    """The same from the queries' squared lengths, under l2 those of the way from the centre."""
-    if metric == "cosine":
-        return near
+    """The same from the queries' squared lengths, under l2 those of the way from the centre.
+
+    Args:
+        squared: As above; of queries of unit length under cosine.
+        unrelated: Where rows are of one length, their mean score for each query, 0 at least.
+    """
     # A query at the origin under "ip", or at a centre that is all there is, is near nothing.
     share: NDArray[np.float64] = np.full(len(near), np.nan)
+    if row_length2 > 0:
+        most = np.sqrt(squared * row_length2) - unrelated
+        np.divide(near - unrelated, most, out=share, where=most > 0)
+        return share
+    if metric == "cosine":
+        return near
     if metric == "ip":
         np.divide(near, np.sqrt(squared), out=share, where=squared > 0)
         return share
@@ -340,6 +369,7 @@ class RecallBounds:
         self._calibration = manifest.calibration
         self._count = manifest.count
         self._metric = manifest.metric
+        self._row_length2 = manifest.row_length2
         self._bits = bits
         self._centre = centre
 
@@ -402,7 +432,22 @@ class RecallBounds:
         self, best: NDArray[np.floating], queries: NDArray[np.float32]
     ) -> NDArray[np.float64]:
         """How near queries lie to the best rows of their answers; see `nearness`."""
-        return nearness(best, queries, metric=self._metric, centre=self._centre, spread=self.spread)
+        return nearness(
+            best,
+            queries,
+            metric=self._metric,
+            centre=self._centre,
+            spread=self.spread,
+            row_length2=self._row_length2,
+        )
+
+    @property
+    def nearness_rounded(self) -> float:
+        """How much nearer than it is a float32 score may make a row seem, or farther."""
+        if not self._row_length2:
+            return _ROUNDED
+        along = np.linalg.norm(self._centre.astype(np.float64)) / math.sqrt(self._row_length2)
+        return _ROUNDED / (1.0 - float(along))
 
     def summary(
         self,
@@ -420,13 +465,15 @@ class RecallBounds:
             allow: A bit per row that could be in an answer, or None for all.
         """
         columns = facts.columns()
-        best, length = (columns[:, FACTS.index(name)] for name in ("best", "query_length"))
+        best, length, unrelated = (
+            columns[:, FACTS.index(name)] for name in ("best", "query_length", "unrelated")
+        )
         possible = self._count
         if allow is not None and (columns[:, FACTS.index("found")] < k).any():
             possible = int(np.unpackbits(allow, bitorder="little").sum())
         return summarize(
             columns,
-            _nearness(best, length**2, self._metric, self.spread),
+            _nearness(best, length**2, unrelated, self._metric, self.spread, self._row_length2),
             k=k,
             possible=possible,
             walk=walk,

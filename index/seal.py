@@ -33,6 +33,7 @@ from stoker.index.ids import write_ids
 from stoker.index.manifest import FILES, LINK_PADDING, LevelLayout, Manifest
 from stoker.index.paged_file import PagedFileInfo, PagedFileWriter, write_blob
 from stoker.index.row_groups import group_rows
+from stoker.index.row_length import common_length2
 from stoker.index.row_order import HEAT_LOCALITY, row_order
 
 METRICS: Final = ("ip", "cosine", "l2")
@@ -212,6 +213,7 @@ class _Sealer:
             _core.code_record_bytes(self.dim)
         )
         self.infos: dict[str, PagedFileInfo] = {}
+        self.row_length2 = 0.0
 
     def run(
         self,
@@ -273,6 +275,7 @@ class _Sealer:
             coarse_directions=basis.directions if basis else 0,
             coarse_fine=basis.fine if basis else 0,
             coarse_blocks=basis.blocks if basis else 0,
+            row_length2=self.row_length2,
         )
         sealed_at = time.monotonic()
         if probe is not None and g.count:
@@ -388,12 +391,17 @@ class _Sealer:
             return np.zeros(self.dim, np.float32)
         step = max(count // _CENTRE_ROWS, 1)
         total = np.zeros(self.dim, np.float64)
-        used = 0
+        lengths2: list[NDArray[np.float64]] = []
         for start in range(0, count, step * _BATCH_ROWS):
             batch = self._batch(self.rows[start : start + step * _BATCH_ROWS : step])
             total += batch.sum(axis=0, dtype=np.float64)
-            used += len(batch)
-        return (total / used).astype(np.float32)
+            lengths2.append(np.einsum("ij,ij->i", batch, batch, dtype=np.float64))
+        met = np.concatenate(lengths2)
+        centre = (total / len(met)).astype(np.float32)
+        # Walks over short vectors compare no codes.
+        if self.dim * (2 if self.half else 4) > _core.refine_record_bytes(self.dim):
+            self.row_length2 = common_length2(self.metric, centre, met)
+        return centre
 
     def _basis(self, centre: NDArray[np.float32]) -> Any | None:
         """The directions that coarse codes keep, from a sample; None where they are plain."""
@@ -449,7 +457,13 @@ class _Sealer:
                 """Read a batch and have it coded, while the one before it is written."""
                 batch = self._batch(self.rows[order[start : start + _BATCH_ROWS]])
                 parts = np.array_split(batch, min(self.threads, len(batch)))
-                encode = functools.partial(_core.encode, seed=_SEED, centre=centre, basis=basis)
+                encode = functools.partial(
+                    _core.encode,
+                    seed=_SEED,
+                    centre=centre,
+                    basis=basis,
+                    row_length2=self.row_length2,
+                )
                 return batch, [pool.submit(encode, part) for part in parts]
 
             coming = begin(0) if count else None

@@ -186,6 +186,7 @@ class Segment:
             seed=m.seed,
             centre=pages.centre,
             basis=pages.basis,
+            row_length2=m.row_length2,
         )
 
     # ---- facts -------------------------------------------------------------------------------
@@ -367,6 +368,11 @@ class Segment:
     ) -> NDArray[np.float64]:
         """How near queries lie to the best rows of their answers; see `recall_bounds.nearness`."""
         return self._bounds.nearness(best, queries)
+
+    @property
+    def nearness_rounded(self) -> float:
+        """How much nearer than it is a float32 score may make a row seem, or farther."""
+        return self._bounds.nearness_rounded
 
     # ---- rows --------------------------------------------------------------------------------
 

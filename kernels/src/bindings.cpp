@@ -149,11 +149,11 @@ NB_MODULE(_core, m) {
   m.def(
       "encode",
       [](Matrix<float> vectors, std::uint64_t seed, Vector<float> centre,
-         const std::optional<stoker::CoarseBasis>& basis) {
+         const std::optional<stoker::CoarseBasis>& basis, double row_length2) {
         if (centre.shape(0) != vectors.shape(1)) throw stoker::BadInput("centre dimension");
         const std::size_t count = vectors.shape(0);
         const stoker::Quantizer quantizer(vectors.shape(1), seed, centre.data(),
-                                          basis.value_or(stoker::CoarseBasis{}));
+                                          basis.value_or(stoker::CoarseBasis{}), row_length2);
         const stoker::CodeShape& shape = quantizer.shape();
         Owned<std::uint8_t> codes(count * shape.code_record_bytes);
         Owned<std::uint8_t> refines(count * shape.refine_record_bytes);
@@ -167,7 +167,9 @@ NB_MODULE(_core, m) {
                               coarse.to_numpy({count, shape.coarse_record_bytes}));
       },
       "vectors"_a, nb::kw_only(), "seed"_a, "centre"_a, "basis"_a = nb::none(),
-      "Navigation, refinement and coarse records of float32 vectors, shape (n, dim).");
+      "row_length2"_a = 0.0,
+      "Navigation, refinement and coarse records of float32 vectors, shape (n, dim).\n\n"
+      "``row_length2``: 0, or of inner products with rows of about one length: its square.");
   m.def(
       "meet_rows",
       [](Matrix<float> queries, Matrix<float> vectors, std::int64_t first_row, bool l2,

@@ -62,7 +62,7 @@ struct Facts {
   std::vector<stoker::QueryStats> rows;
 
   // In the order of FACTS in index/recall_bounds.py.
-  static constexpr std::size_t kColumns = 17;
+  static constexpr std::size_t kColumns = 18;
 
   NumpyArray<double> columns() const {
     Owned<double> out(rows.size() * kColumns);
@@ -84,7 +84,8 @@ struct Facts {
                                        static_cast<double>(s.best),
                                        static_cast<double>(s.query_length),
                                        s.narrow ? 1.0 : 0.0,
-                                       static_cast<double>(s.farther)};
+                                       static_cast<double>(s.farther),
+                                       static_cast<double>(s.unrelated)};
       to = std::copy(values, values + kColumns, to);
     }
     return out.to_numpy({rows.size(), kColumns});
@@ -96,10 +97,11 @@ class NativeSegment {
  public:
   NativeSegment(nb::object pool, const stoker::SegmentLayout& layout, std::size_t dim,
                 std::uint64_t seed, Vector<float> centre,
-                const std::optional<stoker::CoarseBasis>& basis)
+                const std::optional<stoker::CoarseBasis>& basis, double row_length2)
       : pool_object_(std::move(pool)),
         pool_(nb::cast<stoker::PagePool&>(pool_object_)),
-        quantizer_(dim, seed, check_centre(centre, dim), basis.value_or(stoker::CoarseBasis{})),
+        quantizer_(dim, seed, check_centre(centre, dim), basis.value_or(stoker::CoarseBasis{}),
+                   row_length2),
         searcher_(pool_, layout, quantizer_) {}
 
   Facts search(Matrix<float> queries, Output<std::int64_t> rows, Output<float> scores,
@@ -471,12 +473,12 @@ void bind_segment(nb::module_& m) {
       .def("columns", &Facts::columns,
            "float64, a row a query: expected_recall, expanded, evaluated, skipped, exact, "
            "refined, damaged, rounds, pages_read, bytes_read, deadline_hit, scanned, found, best, "
-           "query_length, narrow, farther.");
+           "query_length, narrow, farther, unrelated.");
   nb::class_<NativeSegment>(m, "NativeSegment", "Search over a segment's pages in a pool.")
       .def(nb::init<nb::object, const SegmentLayout&, std::size_t, std::uint64_t, Vector<float>,
-                    const std::optional<stoker::CoarseBasis>&>(),
+                    const std::optional<stoker::CoarseBasis>&, double>(),
            nb::kw_only(), "pool"_a, "layout"_a, "dim"_a, "seed"_a, "centre"_a,
-           "basis"_a = nb::none())
+           "basis"_a = nb::none(), "row_length2"_a = 0.0)
       .def("search", &NativeSegment::search, "queries"_a, "rows"_a, "scores"_a, "options"_a,
            nb::kw_only(), "resident_only"_a = false, "deadline_s"_a = nb::none(),
            "allow"_a = nb::none(), "threads"_a = 1,

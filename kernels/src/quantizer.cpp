@@ -23,6 +23,24 @@ constexpr float kCoarseStep = 0.9957f;
 
 // A query whose largest coordinate is smaller is coded as zero.
 constexpr float kLargestMin = 1e-34f;
+// Squared lengths of rows are less, where all have about one.
+constexpr double kLength2Max = 1e30;
+
+// In doubles, and in one order on every processor, since what it decides is rounded to codes.
+double product(const float* a, const float* b, std::size_t dim) {
+  constexpr std::size_t kLanes = 8;
+  double sums[kLanes] = {};
+  std::size_t i = 0;
+  for (; i + kLanes <= dim; i += kLanes) {
+    for (std::size_t j = 0; j < kLanes; ++j) {
+      sums[j] += static_cast<double>(a[i + j]) * static_cast<double>(b[i + j]);
+    }
+  }
+  for (std::size_t j = 0; i < dim; ++i, ++j) {
+    sums[j] += static_cast<double>(a[i]) * static_cast<double>(b[i]);
+  }
+  return ((sums[0] + sums[4]) + (sums[1] + sums[5])) + ((sums[2] + sums[6]) + (sums[3] + sums[7]));
+}
 
 std::uint64_t splitmix64(std::uint64_t& state) {
   state += 0x9E3779B97F4A7C15ull;
@@ -51,10 +69,12 @@ void pack_wide(const std::uint8_t* cells, std::size_t blocks, std::uint8_t* code
   }
 }
 
-// The two numbers of a record: what makes its estimates unbiased, and the squared length.
-void put_numbers(std::uint8_t* at, double with_code, float length2) {
-  const float correction =
-      with_code > 0 ? static_cast<float>(static_cast<double>(length2) / with_code) : 0.0f;
+// The two numbers of a record: what makes its estimates unbiased, and the squared length as it is
+// stated.
+void put_numbers(std::uint8_t* at, double with_code, double squared, float length2) {
+  // Rounded first, as codes always were.
+  const double rounded = static_cast<float>(squared);
+  const float correction = with_code > 0 ? static_cast<float>(rounded / with_code) : 0.0f;
   std::memcpy(at, &correction, 4);
   std::memcpy(at + 4, &length2, 4);
 }
@@ -68,19 +88,20 @@ struct Scratch {
 
 // `x`: the rotated vector. `ones`: dim of them.
 void encode_plain(const float* x, std::size_t dim, const float* ones, const CodeShape& shape,
-                  float sigma, float length2, Scratch& scratch, std::uint8_t* record) {
+                  float sigma, double squared, float length2, Scratch& scratch,
+                  std::uint8_t* record) {
   const float inverse = sigma > 0 ? 1.0f / (kCoarseStep * sigma) : 0.0f;
   scratch.inverse.assign(dim, inverse);
   scratch.placed.resize(shape.coarse_blocks * kCoarseDims);
   const double with_code = kernels().encode_cells(x, scratch.inverse.data(), ones, dim, 1.0f, 3,
                                                   scratch.placed.data());
   pack_narrow(scratch.placed.data(), shape.coarse_blocks, record);
-  put_numbers(record + shape.coarse_bytes, with_code, length2);
+  put_numbers(record + shape.coarse_bytes, with_code, squared, length2);
 }
 
 // `y`: the vector's coordinates in the basis, each of which has cells of its own width.
-void encode_in_basis(const float* y, const Quantizer& quantizer, float sigma, float length2,
-                     Scratch& scratch, std::uint8_t* record) {
+void encode_in_basis(const float* y, const Quantizer& quantizer, float sigma, double squared,
+                     float length2, Scratch& scratch, std::uint8_t* record) {
   const CoarseBasis& basis = quantizer.basis();
   const auto& places = quantizer.places();
   const std::size_t wide = basis.wide_blocks * kBlockDims;
@@ -113,7 +134,7 @@ void encode_in_basis(const float* y, const Quantizer& quantizer, float sigma, fl
   for (std::size_t i = basis.fine; i < basis.directions; ++i) placed[places[i]] = scratch.cells[i];
   pack_wide(placed, basis.wide_blocks, record);
   pack_narrow(placed + wide, narrow_blocks, record + basis.wide_blocks * kBlockBytes);
-  put_numbers(record + quantizer.shape().coarse_bytes, with_code, length2);
+  put_numbers(record + quantizer.shape().coarse_bytes, with_code, squared, length2);
 }
 
 // The places of a code's blocks that hold cells, in order: the last block may end with the numbers.
@@ -216,9 +237,15 @@ void Rotation::apply(float* vector) const noexcept {
   }
 }
 
-Quantizer::Quantizer(std::size_t dim, std::uint64_t seed, const float* centre, CoarseBasis basis)
-    : dim_(dim), centre_(centre, centre + dim), rotation_(dim, seed),
+Quantizer::Quantizer(std::size_t dim, std::uint64_t seed, const float* centre, CoarseBasis basis,
+                     double row_length2)
+    : dim_(dim), centre_(centre, centre + dim), row_length2_(row_length2), rotation_(dim, seed),
       basis_(check_basis(std::move(basis), dim)), shape_(dim, basis_) {
+  centre_length2_ = product(centre, centre, dim);
+  if (row_length2_ != 0 &&
+      !(row_length2_ > 0 && row_length2_ < kLength2Max && centre_length2_ > 0)) {
+    throw CorruptData("a length of rows, squared: " + std::to_string(row_length2_));
+  }
   if (!basis_.used()) return;
   const std::vector<std::uint16_t> places = usable_places(basis_, shape_.coarse_blocks);
   const std::size_t wide = usable_in_wide(basis_, shape_.coarse_blocks);
@@ -276,16 +303,22 @@ void Quantizer::encode(const float* vectors, std::size_t count, std::uint8_t* co
       std::copy_n(centred.data() + n * dim_, dim_, x.data());
       rotation_.apply(x.data());
       const double squared = k.squared_length(x.data(), dim_);
-      const auto length2 = static_cast<float>(squared);
+      double stated = squared;
+      if (row_length2_ > 0) {
+        const float* whole = vectors + row * dim_;
+        stated += row_length2_ - product(whole, whole, dim_);
+      }
+      const auto length2 = static_cast<float>(stated);
       const float sigma = static_cast<float>(std::sqrt(squared / static_cast<double>(dim_)));
       const float step = 2.0f * kClip / 16.0f * sigma;
       if (coarse != nullptr) {
         std::uint8_t* const record = coarse + row * shape_.coarse_record_bytes;
         if (in_basis) {
-          encode_in_basis(along.data() + n * basis_.directions, *this, sigma, length2, scratch,
-                          record);
+          encode_in_basis(along.data() + n * basis_.directions, *this, sigma, squared, length2,
+                          scratch, record);
         } else {
-          encode_plain(x.data(), dim_, ones.data(), shape_, sigma, length2, scratch, record);
+          encode_plain(x.data(), dim_, ones.data(), shape_, sigma, squared, length2, scratch,
+                       record);
         }
       }
       std::uint8_t* const code = codes + row * shape_.code_record_bytes;
@@ -307,8 +340,8 @@ std::vector<float> Quantizer::wide_rows() const {
   return rows;
 }
 
-void prepare_query(const Quantizer& quantizer, const float* query, bool centred,
-                   PreparedQuery& out, bool coarse) {
+void prepare_query(const Quantizer& quantizer, const float* query, bool l2, PreparedQuery& out,
+                   bool coarse) {
   const std::size_t dim = quantizer.dim();
   const CodeShape& shape = quantizer.shape();
   const std::size_t padded = std::max(shape.blocks * kBlockDims, shape.coarse_blocks * kCoarseDims);
@@ -316,11 +349,26 @@ void prepare_query(const Quantizer& quantizer, const float* query, bool centred,
   const Kernels& k = kernels();
   out.original.assign(query, query + dim);
   out.rotated.assign(query, query + dim);
-  if (centred) {
+  out.product_factor = l2 ? -2.0f : -1.0f;
+  out.length_factor = l2 ? 1.0f : 0.0f;
+  out.shift = l2 ? 1.0 : 0.0;
+  out.unrelated = 0;
+  const bool of_one_length = !l2 && quantizer.row_length2() > 0;
+  if (l2) {
     for (std::size_t i = 0; i < dim; ++i) out.rotated[i] -= centre[i];
     double sum = 0;
     for (const float v : out.rotated) sum += static_cast<double>(v) * v;
     out.constant = static_cast<float>(sum);
+  } else if (of_one_length) {
+    const double along = product(query, centre, dim);
+    out.unrelated = static_cast<float>(std::max(along, 0.0));
+    out.shift = along / quantizer.centre_length2();
+    for (std::size_t i = 0; i < dim; ++i) {
+      out.rotated[i] = static_cast<float>(query[i] - out.shift * centre[i]);
+    }
+    out.length_factor = static_cast<float>(0.5 * out.shift);
+    out.constant = static_cast<float>(
+        along + 0.5 * out.shift * (quantizer.row_length2() - quantizer.centre_length2()));
   } else {
     out.constant = k.dot_f32(query, centre, dim);
   }
@@ -335,6 +383,13 @@ void prepare_query(const Quantizer& quantizer, const float* query, bool centred,
     out.length = static_cast<float>(std::sqrt(wide));
   } else {
     out.length = std::sqrt(squared);
+  }
+  if (of_one_length) {
+    const double whole = std::sqrt(product(query, query, dim));
+    out.whole_length = static_cast<float>(whole);
+    out.ideal = static_cast<float>(whole * std::sqrt(quantizer.row_length2()));
+  } else {
+    out.whole_length = out.ideal = out.length;
   }
   out.q8.resize(padded);
   out.q16.resize(padded);

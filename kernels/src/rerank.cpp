@@ -67,9 +67,7 @@ Rerank::Rerank(Searcher& searcher, Settling& settling)
       code_bytes_(searcher.quantizer_.shape().code_bytes),
       blocks_(searcher.quantizer_.shape().blocks),
       // After a walk on coarse codes a row takes both its codes, or its vector.
-      settles_by_vectors_(layout_.walk_coarse && pages_of_vector(layout_, pool_) < kPlanePages),
-      l2_factor_(layout_.metric == Metric::l2 ? 1.0f : 0.0f),
-      dot_factor_(layout_.metric == Metric::l2 ? -2.0f : -1.0f) {}
+      settles_by_vectors_(layout_.walk_coarse && pages_of_vector(layout_, pool_) < kPlanePages) {}
 
 // Takes a better distance. One that is no number, from a hostile record, is damage, as in offer():
 // the candidate stays as it was, since sorting by such distances is undefined.
@@ -90,8 +88,8 @@ void Rerank::use_code(Candidate& candidate, const std::uint8_t* high) {
   const float correction = read_f32(high + code_bytes_);
   const float length2 = read_f32(high + code_bytes_ + 4);
   const float centred = static_cast<float>(dot) - 7.5f * static_cast<float>(s_.query.sum8);
-  improve(candidate, dot_factor_ * (centred * s_.query.scale8 * correction) + l2_factor_ * length2,
-          -dot_factor_ * layout_.code_error * s_.query.length * std::sqrt(length2), Grade::code);
+  estimate(candidate, centred * s_.query.scale8 * correction, length2, layout_.code_error,
+           Grade::code);
 }
 
 void Rerank::refine(Candidate& candidate, const std::uint8_t* high, const std::uint8_t* low) {
@@ -100,9 +98,15 @@ void Rerank::refine(Candidate& candidate, const std::uint8_t* high, const std::u
   const float correction = read_f32(low + code_bytes_);
   const float length2 = read_f32(high + code_bytes_ + 4);
   const float product = static_cast<float>(dot) * s_.query.scale16 * correction;
-  improve(candidate, dot_factor_ * product + l2_factor_ * length2,
-          -dot_factor_ * layout_.refine_error * s_.query.length * std::sqrt(length2),
-          Grade::refined);
+  estimate(candidate, product, length2, layout_.refine_error, Grade::refined);
+}
+
+// Takes what codes say: the product with the centred row, and the second number of its record.
+void Rerank::estimate(Candidate& candidate, float product, float length2, float error,
+                      Grade grade) {
+  const PreparedQuery& q = s_.query;
+  improve(candidate, q.product_factor * product + q.length_factor * length2,
+          -q.product_factor * error * q.length * std::sqrt(length2), grade);
 }
 
 // Inside a ReadGuard. Takes the best form of the candidate that is resident.

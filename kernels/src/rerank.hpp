@@ -146,6 +146,7 @@ class Rerank {
   void missed(PageStatus status);
   void sort_and_judge();
   void improve(Candidate& candidate, float distance, float sigma, Grade grade);
+  void estimate(Candidate& candidate, float product, float length2, float error, Grade grade);
   void use_code(Candidate& candidate, const std::uint8_t* high);
   void refine(Candidate& candidate, const std::uint8_t* high, const std::uint8_t* low);
   void upgrade_resident(Candidate& candidate);
@@ -161,8 +162,6 @@ class Rerank {
   std::size_t code_bytes_;  // of a 4-bit code
   std::size_t blocks_;
   bool settles_by_vectors_;   // what is in doubt, at first
-  float l2_factor_;         // 0 for inner product, 1 for l2: weight of |x - centre|^2
-  float dot_factor_;        // -1 or -2
 };
 
 // False from the deadline on, which the statistics then say was hit.

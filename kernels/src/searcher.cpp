@@ -15,6 +15,8 @@ Searcher::Searcher(PagePool& pool, const SegmentLayout& layout, const Quantizer&
     if (!holds) throw CorruptData("segment layout: " + what);
   };
   need(layout.dim == quantizer.dim(), "dimension differs from the quantizer's");
+  need(layout.metric == Metric::inner_product || quantizer.row_length2() == 0,
+       "a length of rows, but no inner products");
   need(!layout.levels.empty(), "no bottom level");
   need(layout.levels[0].count == layout.count, "bottom level does not hold every row");
   need(layout.count == 0 || layout.entry_row < layout.levels.back().count,
@@ -144,23 +146,26 @@ std::size_t Searcher::vectors(const std::uint32_t* rows, std::size_t count, floa
 void Searcher::estimate_errors(const float* query, const std::uint32_t* rows, std::size_t count,
                                float* walk_error, float* refine_error) {
   PreparedQuery prepared;
-  const bool l2 = layout_.metric == Metric::l2;
-  prepare_query(quantizer_, query, l2, prepared);
+  prepare_query(quantizer_, query, layout_.metric == Metric::l2, prepared);
   std::vector<float> exact(static_cast<std::size_t>(layout_.dim));
   const CodeShape& shape = quantizer_.shape();
   const WalkCodes codes(layout_, quantizer_, kernels_);
   std::vector<std::int32_t> more;
   for (std::size_t i = 0; i < count; ++i) {
     vectors(rows + i, 1, exact.data());
-    // <q', x - centre>, with q' centred for l2.
+    // <q', x - centre>, q' being what the centre leaves of the query.
     double product = 0;
     double length2 = 0;
+    double whole2 = 0;
     for (std::uint32_t d = 0; d < layout_.dim; ++d) {
       const double centre = quantizer_.centre()[d];
       const double x = exact[d] - centre;
-      product += (prepared.original[d] - (l2 ? centre : 0.0)) * x;
+      product += (prepared.original[d] - prepared.shift * centre) * x;
       length2 += x * x;
+      whole2 += static_cast<double>(exact[d]) * exact[d];
     }
+    // As records state it.
+    if (quantizer_.row_length2() > 0) length2 += quantizer_.row_length2() - whole2;
     const PageRef wanted[] = {{codes.records.store, codes.records.page_of(rows[i])},
                               {layout_.codes.store, layout_.codes.page_of(rows[i])},
                               {layout_.refine.store, layout_.refine.page_of(rows[i])}};

@@ -34,8 +34,6 @@ Walk::Walk(Searcher& searcher, Searcher::Scratch& scratch, Settling& settling)
       by_vectors_(layout_.walk_vectors),
       grade_(walked_grade(layout_)),
       walked_(pool_.view(codes_.records.store)),
-      l2_factor_(layout_.metric == Metric::l2 ? 1.0f : 0.0f),
-      dot_factor_(layout_.metric == Metric::l2 ? -2.0f : -1.0f),
       filtered_(params_.allow != nullptr) {}
 
 void Walk::run(const float* query) {
@@ -43,11 +41,14 @@ void Walk::run(const float* query) {
   if (layout_.count == 0 || params_.k == 0) return;
   prepare_query(searcher_.quantizer_, query, layout_.metric == Metric::l2, query_,
                 codes_.in_basis);
-  stats_.query_length = query_.length;
+  stats_.query_length = query_.whole_length;
+  stats_.unrelated = query_.unrelated;
   stats_.expected_recall = 0;   // until something is found
   code_offset_ = codes_.offset(query_);
   code_scale_ = codes_.scale(query_);
-  sigma_factor_ = -dot_factor_ * codes_.error * query_.length;
+  product_factor_ = query_.product_factor;
+  length_factor_ = query_.length_factor;
+  sigma_factor_ = -product_factor_ * codes_.error * query_.length;
   settling_.offset = query_.constant;
   if (by_vectors_) {
     // Nothing is added to small distances: rows by the thousand may differ by less than it rounds.
@@ -109,12 +110,12 @@ float Walk::nearness() const {
   constexpr float kNone = std::numeric_limits<float>::quiet_NaN();
   if (s_.nearest.items().empty()) return kNone;
   const float distance = s_.nearest.items().front().distance;
-  const float length = query_.length;
   if (layout_.metric == Metric::l2) {
-    const float unrelated = length * length + params_.spread;
+    const float unrelated = query_.length * query_.length + params_.spread;
     return unrelated > 0 ? (unrelated - (distance + settling_.offset)) / unrelated : kNone;
   }
-  return length > 0 ? (settling_.offset - distance) / length : kNone;
+  const float most = query_.ideal - query_.unrelated;
+  return most > 0 ? (settling_.offset - distance - query_.unrelated) / most : kNone;
 }
 
 // Whether a whole walk has ended as near to the query as narrow walks have to.

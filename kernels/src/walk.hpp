@@ -193,8 +193,8 @@ class Walk {
   bool by_vectors_;   // what the walk compares are not codes, but vectors
   Grade grade_;       // of what it compares
   PagePool::View walked_;   // pages of the codes that the walk compares
-  float l2_factor_;       // 0 for inner product, 1 for l2: weight of |x - centre|^2
-  float dot_factor_;      // -1 or -2
+  float product_factor_ = 0;   // see PreparedQuery
+  float length_factor_ = 0;
   float code_offset_ = 0;    // see WalkCodes
   float code_scale_ = 0;
   float sigma_factor_ = 0;   // deviation of a first plane's estimate over the vector's length

@@ -195,7 +195,7 @@ inline void Walk::offer(std::uint32_t row, const std::uint8_t* code, std::int32_
   const float length2 = read_f32(code + codes_.bytes + 4);
   const float centred = static_cast<float>(dot) - code_offset_;
   const float product = centred * code_scale_ * correction;
-  take(row, dot_factor_ * product + l2_factor_ * length2, length2);
+  take(row, product_factor_ * product + length_factor_ * length2, length2);
 }
 
 // Makes a row a candidate if it is near enough. `length2`: its squared length, of a code.

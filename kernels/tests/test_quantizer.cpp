@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <random>
 #include <utility>
 #include <vector>
@@ -307,6 +308,100 @@ void degenerate_vectors_are_finite() {
   near_the_centre_cells_saturate(384, basis);
 }
 
+// Rows of about one length: what they have along the centre is known without their codes, so that
+// scores err by what the centre leaves of the query alone. A row may be shorter, or zero.
+void what_lies_along_the_centre_is_known(std::size_t dim, double length, std::mt19937& rng) {
+  std::normal_distribution<float> normal;
+  constexpr std::size_t kCount = 100;
+  std::vector<float> vectors(kCount * dim), centre(dim);
+  for (float& v : centre) v = normal(rng);
+  for (std::size_t i = 0; i < kCount; ++i) {
+    float* x = vectors.data() + i * dim;
+    double squared = 0;
+    for (std::size_t d = 0; d < dim; ++d) {
+      x[d] = 2.0f * centre[d] + normal(rng);
+      squared += static_cast<double>(x[d]) * x[d];
+    }
+    const double share = i == 0 ? 0.0 : i == 1 ? 0.9 : 1.0;
+    for (std::size_t d = 0; d < dim; ++d) {
+      x[d] = static_cast<float>(x[d] * (share * length / std::sqrt(squared)));
+    }
+  }
+  double centre2 = 0;
+  for (std::size_t d = 0; d < dim; ++d) {
+    double sum = 0;
+    for (std::size_t i = 0; i < kCount; ++i) sum += static_cast<double>(vectors[i * dim + d]);
+    centre[d] = static_cast<float>(sum / kCount);
+    centre2 += static_cast<double>(centre[d]) * centre[d];
+  }
+  const Quantizer quantizer(dim, 7, centre.data(), {}, length * length);
+  const CodeShape& shape = quantizer.shape();
+  std::vector<std::uint8_t> codes(kCount * shape.code_record_bytes);
+  std::vector<std::uint8_t> refines(kCount * shape.refine_record_bytes);
+  std::vector<std::uint8_t> coarse(kCount * shape.coarse_record_bytes);
+  quantizer.encode(vectors.data(), kCount, codes.data(), refines.data(), coarse.data());
+  const double bound[2] = {0.8 / std::sqrt(static_cast<double>(dim)),
+                           2.5 / std::sqrt(static_cast<double>(dim))};
+  std::vector<float> query(dim);
+  for (const double along : {1.0, -3.0, 0.0, 0.5}) {
+    double query2 = 0;
+    for (std::size_t d = 0; d < dim; ++d) {
+      const float aside = along == 0.0 || along == 0.5 ? normal(rng) : 0.0f;
+      query[d] = static_cast<float>(along) * centre[d] + aside;
+      query2 += static_cast<double>(query[d]) * query[d];
+    }
+    PreparedQuery prepared;
+    prepare_query(quantizer, query.data(), false, prepared);
+    const double whole = std::sqrt(query2);
+    CHECK(std::fabs(prepared.whole_length - whole) <= 1e-5 * whole);
+    CHECK(std::fabs(prepared.ideal - whole * length) <= 1e-5 * whole * length);
+    CHECK(prepared.length <= 1.00001 * whole);
+    for (const bool two : {false, true}) {
+      SegmentLayout layout;
+      layout.walk_coarse = two;
+      const WalkCodes walk(layout, quantizer, kernels());
+      const WalkCodes reference(layout, quantizer, portable_kernels());
+      std::vector<std::int32_t> more;
+      for (std::size_t i = 0; i < kCount; ++i) {
+        const std::uint8_t* record = two ? coarse.data() + i * shape.coarse_record_bytes
+                                         : codes.data() + i * shape.code_record_bytes;
+        std::int32_t dot, again;
+        walk.dots(prepared, &record, 1, &dot, more);
+        reference.dots(prepared, &record, 1, &again, more);
+        CHECK(dot == again);
+        float numbers[2];
+        std::memcpy(numbers, record + walk.bytes, 8);
+        double exact = 0, away2 = 0, row2 = 0;
+        for (std::size_t d = 0; d < dim; ++d) {
+          const double x = vectors[i * dim + d];
+          exact += query[d] * x;
+          row2 += x * x;
+          away2 += (x - static_cast<double>(centre[d])) * (x - static_cast<double>(centre[d]));
+        }
+        const double stated = away2 + length * length - row2;
+        CHECK(std::fabs(numbers[1] - stated) <= 1e-5 * length * length);
+        const float product =
+            (static_cast<float>(dot) - walk.offset(prepared)) * walk.scale(prepared) * numbers[0];
+        const float score = prepared.constant - (prepared.product_factor * product +
+                                                 prepared.length_factor * numbers[1]);
+        // Along the centre nothing is left to estimate.
+        const double error = bound[two] * static_cast<double>(prepared.length) * std::sqrt(stated);
+        CHECK(std::fabs(static_cast<double>(score) - exact) <= error + 2e-6 * whole * length);
+        if (along == 1.0 || along == -3.0) CHECK(prepared.length <= 1e-5 * whole);
+      }
+    }
+  }
+}
+
+void hostile_lengths_are_refused() {
+  const std::vector<float> centre = {1.0f, 0.0f}, none = {0.0f, 0.0f};
+  constexpr double kInf = std::numeric_limits<double>::infinity();
+  for (const double length2 : {-1.0, std::nan(""), kInf, 1e31}) {
+    CHECK_THROWS(Quantizer(2, 7, centre.data(), {}, length2), CorruptData, "length");
+  }
+  CHECK_THROWS(Quantizer(2, 7, none.data(), {}, 1.0), CorruptData, "length");
+}
+
 }  // namespace
 
 int main() {
@@ -337,7 +432,13 @@ int main() {
     a_basis_errs_less(384, 4, 240, l2, rng, 4);
     a_basis_errs_less(200, 2, 160, l2, rng, 3, 64);
   }
+  for (const std::size_t dim : {64u, 130u, 384u}) {
+    for (const double length : {1.0, 1e-6, 1e6}) {
+      what_lies_along_the_centre_is_known(dim, length, rng);
+    }
+  }
   hostile_bases_are_refused();
+  hostile_lengths_are_refused();
   degenerate_vectors_are_finite();
   return 0;
 }

@@ -45,7 +45,7 @@ from stoker.prefetch.heat import HeatGraph
 from stoker.prefetch.settings import PrefetchSettings
 from stoker.prefetch.snapshot import DIGEST_BYTES, MAGIC
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "segment-v4"
+GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "segment-v5"
 SCRATCH = Path(
     tempfile.mkdtemp(prefix="stoker-fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
 )

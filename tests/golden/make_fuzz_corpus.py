@@ -65,9 +65,9 @@ def main() -> None:
         )
     ]
     seeds["manifest"] = [
-        (GOLDEN / f"segment-v{version}" / "manifest.json").read_bytes() for version in (4, 3)
+        (GOLDEN / f"segment-v{version}" / "manifest.json").read_bytes() for version in (5, 4)
     ]
-    ids_path = GOLDEN / "segment-v4" / "ids.stk"
+    ids_path = GOLDEN / "segment-v5" / "ids.stk"
     seeds["paged"] = [ids_path.read_bytes()[:64] + bytes(128)]
     ids = PagedFile(ids_path, kind="ids").read_bytes().tobytes()
     seeds["ids"] = [bytes([1, 12, 40, 0]) + ids[:400], bytes([2, 12, 0, 0]) + bytes(240)]
@@ -76,7 +76,7 @@ def main() -> None:
     seeds["segment"] += [bytes([0, page, 0, 0]) + bytes(range(256)) for page in range(3)]
     # The widths of cells lie behind the centre, and a coarse record's numbers at its end.
     parts = list(FILES)
-    manifest = json.loads((GOLDEN / "segment-v4" / "manifest.json").read_bytes())
+    manifest = json.loads((GOLDEN / "segment-v5" / "manifest.json").read_bytes())
     steps = (4 * manifest["dim"]).to_bytes(2, "little")
     numbers = (manifest["coarse_record_bytes"] - 8).to_bytes(2, "little")
     for value in (0.0, 1e-7, 1e5, np.nan):

@@ -27,13 +27,18 @@ def golden_queries() -> NDArray[np.float32]:
     return np.random.default_rng(SEED + 1).integers(-8, 9, (5, 16)).astype(np.float32)
 
 
-def make(folder: Path, vectors: NDArray[np.float32], queries: NDArray[np.float32]) -> None:
+def make(
+    folder: Path,
+    vectors: NDArray[np.float32],
+    queries: NDArray[np.float32],
+    metric: str = "l2",
+) -> None:
     """Seal ``vectors`` at ``folder``, and write beside it what ``queries`` are answered."""
     from stoker.index.build import build_segment
     from stoker.index.segment import Segment
 
     ids = [f"chunk-{i}" for i in range(len(vectors))]
-    build_segment(folder, vectors, ids, metric="l2", m=8, ef_construction=50, threads=1)
+    build_segment(folder, vectors, ids, metric=metric, m=8, ef_construction=50, threads=1)
     with Segment.open(folder) as segment:
         hits = segment.search(queries, 5, ef=200, recall_target=1.0)
         answer = {

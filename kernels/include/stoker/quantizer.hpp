@@ -56,7 +56,8 @@ struct CoarseBasis {
 // A coarse record: coarse_blocks * 32 code bytes, then the same two numbers as a navigation record;
 // or, where a basis says so, so many blocks with the numbers in the last 8 bytes of them.
 // A navigation record: blocks * 32 code bytes, then f32 correction, then f32 squared length of
-// the centred vector. A refinement record: blocks * 32 code bytes, then f32 correction.
+// the centred vector, or what stands for it; see Quantizer::row_length2. A refinement record:
+// blocks * 32 code bytes, then f32 correction.
 struct CodeShape {
   static constexpr std::size_t kNumberBytes = 8;   // behind a code, or in the end of it
 
@@ -78,13 +79,20 @@ struct CodeShape {
 class Quantizer {
  public:
   // `centre` has `dim` values and is subtracted before the rotation. Throws CorruptData where the
-  // basis does not fit the shape or holds what is not finite.
-  Quantizer(std::size_t dim, std::uint64_t seed, const float* centre, CoarseBasis basis = {});
+  // basis does not fit the shape or holds what is not finite, or where `row_length2` is no length.
+  Quantizer(std::size_t dim, std::uint64_t seed, const float* centre, CoarseBasis basis = {},
+            double row_length2 = 0);
 
   std::size_t dim() const noexcept { return dim_; }
   const CodeShape& shape() const noexcept { return shape_; }
   const std::vector<float>& centre() const noexcept { return centre_; }
   const Rotation& rotation() const noexcept { return rotation_; }
+  // 0, or of inner products with rows of about one length: its square, R^2. Records then hold
+  // |x - c|^2 + R^2 - |x|^2 in place of the squared length |x - c|^2. That is R^2 - |c|^2 - 2 <c, x - c>,
+  // so it tells what every row has along the centre c, and no query needs codes for that: a query
+  // along c would have all of it estimated, with an error far above what sets such rows apart.
+  double row_length2() const noexcept { return row_length2_; }
+  double centre_length2() const noexcept { return centre_length2_; }
   const CoarseBasis& basis() const noexcept { return basis_; }
   // Where a code in the basis has each direction's cell, and where the finer digits of the first
   // ones; in dimensions of its blocks, those of 4 bits, then those of 2.
@@ -105,6 +113,8 @@ class Quantizer {
 
   std::size_t dim_;
   std::vector<float> centre_;
+  double row_length2_;
+  double centre_length2_ = 0;
   Rotation rotation_;
   CoarseBasis basis_;
   CodeShape shape_;
@@ -135,12 +145,26 @@ struct PreparedQuery {
   float coarse_scale8 = 0;
   float coarse_offset = 0;           // what a product of cells holds beyond their centred values
   float length = 0;                  // of the rotated vector
-  float constant = 0;                // ip: <q, centre>; l2: |q - centre|^2
+  float whole_length = 0;            // ip: of the query; l2: of the way from the centre
+  // Under inner products, the score of a row that has nothing to do with the query, 0 or with a
+  // row_length2 the centre's where that is more; and the highest that a row can have, of length 1 or
+  // of that one.
+  float unrelated = 0;
+  float ideal = 0;
+  // What was subtracted from the query: so many times the centre. 1 under l2; 0 for inner products,
+  // but with a row_length2, where it is what leaves nothing along the centre.
+  double shift = 0;
+  // A row's distance is `product_factor` times the product of what is left of the query with the
+  // centred row, and `length_factor` times the second number of the row's record.
+  float product_factor = -1;         // l2: -2
+  float length_factor = 0;           // l2: 1; with a row_length2 half the shift
+  // What makes a distance a score: under l2 it is added, |q - centre|^2; else the distance is taken
+  // from it, <q, centre> and, with a row_length2, what `length_factor` adds to distances too much.
+  float constant = 0;
 };
 
-// `centred`: subtract the centre from the query too (l2), or not (inner product). `coarse`: for
-// coarse codes too.
-void prepare_query(const Quantizer& quantizer, const float* query, bool centred,
-                   PreparedQuery& out, bool coarse = true);
+// `l2`: of distances, not of inner products. `coarse`: for coarse codes too.
+void prepare_query(const Quantizer& quantizer, const float* query, bool l2, PreparedQuery& out,
+                   bool coarse = true);
 
 }  // namespace stoker

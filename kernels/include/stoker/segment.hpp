@@ -95,8 +95,8 @@ struct SegmentLayout {
   bool walk_vectors = false;
   bool unit_rows = false;          // with walk_vectors: the measure is the cosine
   VectorStore vectors;
-  // Standard deviation of the estimate's error over |q||x - centre|, per plane, measured when
-  // the segment was sealed.
+  // Standard deviation of the estimate's error over |q'||x - centre|, per plane, measured when the
+  // segment was sealed. q' is what the centre leaves of the query; see PreparedQuery::shift.
   float coarse_error = 0;
   float code_error = 0;
   float refine_error = 0;
@@ -182,6 +182,7 @@ struct QueryStats {
   std::uint32_t found = 0;          // hits
   float best = std::numeric_limits<float>::quiet_NaN();   // score of the first hit
   float query_length = 0;           // under l2 of the way from the centre
+  float unrelated = 0;              // see PreparedQuery
   bool scanned = false;             // answered by a scan of the allowed rows, without a walk
   bool narrow = false;              // answered by a walk of width `near_ef`
   std::uint32_t farther = 0;        // answered by this one of the farther walks, from 1; 0: by none
@@ -263,7 +264,7 @@ class Searcher {
   // could not be had; their output is not-a-number.
   std::size_t vectors(const std::uint32_t* rows, std::size_t count, float* out);
 
-  // The errors of the estimates for given (query, row) pairs, over |q||x - centre|: of what the
+  // The errors of the estimates for given (query, row) pairs, over |q'||x - centre|: of what the
   // walk navigates on, and of both planes. For calibration.
   void estimate_errors(const float* query, const std::uint32_t* rows, std::size_t count,
                        float* walk_error, float* refine_error);
