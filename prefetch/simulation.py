@@ -70,7 +70,7 @@ def parse_capacities(text: str, footprint: int) -> list[int]:
         word = word.strip()
         try:
             value = float(word[:-1]) / 100.0 * footprint if word.endswith("%") else float(int(word))
-        except ValueError as error:
+        except (ValueError, OverflowError) as error:
             raise InputError(f"capacity {word!r}: expected a number or a percentage") from error
         if not math.isfinite(value) or value <= 0.0 or not (word.endswith("%") or value >= 1.0):
             raise InputError(f"capacity {word!r} must be above 0")

@@ -12,6 +12,8 @@ import difflib
 import importlib
 import io
 import json
+import os
+import stat
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -138,6 +140,7 @@ def _parse(argv: list[str]) -> tuple[CommandModule | None, argparse.Namespace]:
     )
     wanted = next((word for word in argv if not word.startswith("-")), None)
     module: CommandModule | None = None
+    names: list[argparse.Action] = []
     for name, file_name, line in COMMANDS:
         module_name = _module_name(name, file_name)
         if module_name is None:
@@ -146,7 +149,8 @@ def _parse(argv: list[str]) -> tuple[CommandModule | None, argparse.Namespace]:
             module = cast(CommandModule, importlib.import_module(module_name))
             module.add_parser(subparsers)
             _add_common_flags(subparsers.choices[name])
-            _refuse_empty_names(subparsers.choices[name])
+            names = _names_of_files(subparsers.choices[name])
+            _refuse_empty(names)
         else:
             subparsers.add_parser(name, help=line)
     if wanted is not None and wanted not in subparsers.choices:
@@ -155,6 +159,7 @@ def _parse(argv: list[str]) -> tuple[CommandModule | None, argparse.Namespace]:
     if unknown:
         flags = subparsers.choices.get(wanted or "", parser)._option_string_actions
         parser.error(f"unknown argument {unknown[0]!r}{_suggestion(unknown[0], flags)}")
+    _refuse_special_files(names, args)
     # A flag may stand before the command too; argparse would let the command's default win.
     args.json = _Parser.as_json
     args.verbose = "--verbose" in argv
@@ -198,20 +203,47 @@ def _add_common_flags(parser: argparse.ArgumentParser) -> None:
         parser.epilog = f"{parser.epilog}{between}{_EXITS}" if parser.epilog else _EXITS
 
 
-def _refuse_empty_names(parser: argparse.ArgumentParser) -> None:
-    """Let every argument that names a file or folder refuse an empty one.
+def _names_of_files(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    """Return the arguments that name files or folders."""
+    found: list[argparse.Action] = []
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for inner in action.choices.values():
+                found += _names_of_files(inner)
+        elif action.type is Path or (action.type is None and action.metavar in _FILE_METAVARS):
+            found.append(action)
+    return found
+
+
+def _refuse_empty(names: Iterable[argparse.Action]) -> None:
+    """Let arguments that name a file or folder refuse an empty one.
 
     `Path("")` is the folder that one is in: with `stoker repair "$INDEX"` and a variable that is
     not set, another index than the one that was meant.
     """
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for inner in action.choices.values():
-                _refuse_empty_names(inner)
-        elif action.type is Path:
-            action.type = _path
-        elif action.type is None and action.metavar in _FILE_METAVARS:
-            action.type = _file_name
+    for action in names:
+        action.type = _path if action.type is Path else _file_name
+
+
+def _refuse_special_files(names: Iterable[argparse.Action], args: argparse.Namespace) -> None:
+    """Raise InputError where an argument names a pipe, a device or a socket.
+
+    A pipe that nobody writes to would be waited for, and /dev/zero has no end. Settings alone are
+    read in one go and within a bound, so that a shell may hand them over by a pipe.
+    """
+    for action in names:
+        given = getattr(args, action.dest, None)
+        if given is None or action.dest == "config":
+            continue
+        for name in given if isinstance(given, list) else [given]:
+            try:
+                mode = os.stat(name).st_mode
+            except (OSError, ValueError):
+                continue  # its command says what it misses
+            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                raise InputError(
+                    f"{name}: expected a file or folder, found a pipe, device or socket"
+                )
 
 
 def _path(text: str) -> Path:

@@ -26,6 +26,9 @@ from stoker.prefetch.settings import PrefetchSettings
 from stoker.service.setting_values import parse_value
 from stoker.service.settings import ServiceSettings
 
+# Longest file of settings, bytes: a thousand times what all of them with their reasons take.
+_FILE_BYTES_MAX = 16 << 20
+
 
 @dataclass(frozen=True)
 class StokerConfig:
@@ -239,12 +242,17 @@ def _check_known(key: str, known: Mapping[str, _Known], place: str) -> None:
 def _file_values(path: Path, known: Mapping[str, _Known]) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
-            tables = tomllib.load(file)
+            text = file.read(_FILE_BYTES_MAX + 1)
+        if len(text) > _FILE_BYTES_MAX:
+            raise ConfigError(
+                f"configuration file {path} is longer than {_FILE_BYTES_MAX} bytes; is it one?"
+            )
+        tables = tomllib.loads(text.decode())
     except FileNotFoundError as error:
         raise ConfigError(f"configuration file {path} does not exist") from error
     except OSError as error:
         raise ConfigError(f"configuration file {path} cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"configuration file {path} is not valid TOML: {error}") from error
     values: dict[str, Any] = {}
     rooms = _room_classes()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 
 from stoker.errors import ConfigError
@@ -101,6 +102,7 @@ class BenchOptions:
     plots: bool = True
 
     def __post_init__(self) -> None:
+        counted = math.isfinite(self.rate) and math.isfinite(self.seconds)
         bounds = (
             ("total", 100 <= self.total <= 20_000_000, "100 to 20,000,000"),
             ("rate", 0 < self.rate <= 10_000, "above 0, up to 10,000"),
@@ -112,7 +114,11 @@ class BenchOptions:
             ("repeats", 1 <= self.repeats <= 100, "1 to 100"),
             ("volume", self.volume in ("own", "cloud"), "own or cloud"),
             ("threads", 0 <= self.threads <= 256, "0 to 256"),
-            ("count", self.count >= 20, "at least 20 requests: more seconds or a higher rate"),
+            (
+                "count",
+                counted and self.count >= 20,
+                "at least 20 requests: more seconds or a higher rate",
+            ),
         )
         for key, fits, expected in bounds:
             if not fits:

@@ -6,8 +6,8 @@ import argparse
 import importlib
 import io
 import json
+import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -224,25 +224,16 @@ def test_a_wrong_call_says_what_to_do(
     assert "[Errno" not in said
 
 
-def _names_of_files(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for inner in action.choices.values():
-                yield from _names_of_files(inner)
-        elif action.type is Path or (action.type is None and action.metavar in cli._FILE_METAVARS):
-            yield action
-
-
 @pytest.mark.parametrize(("name", "file_name", "line"), cli.COMMANDS)
 def test_no_command_takes_an_empty_name_for_the_folder_that_one_is_in(
     name: str, file_name: str, line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As of `stoker repair "$INDEX"`, where the variable is not set."""
     for parser in _parsers(name, file_name):
-        actions = list(_names_of_files(parser))
-        cli._refuse_empty_names(parser)
-        for action in actions:
-            assert action.type is not None
+        names = cli._names_of_files(parser)
+        cli._refuse_empty(names)
+        for action in names:
+            assert callable(action.type)
             with pytest.raises(argparse.ArgumentTypeError, match="empty"):
                 action.type("")
             assert str(action.type("a")) == "a"
@@ -251,6 +242,76 @@ def test_no_command_takes_an_empty_name_for_the_folder_that_one_is_in(
         assert "INDEX: expected the name of a file or folder, found an empty" in (
             capsys.readouterr().err
         )
+
+
+@pytest.mark.parametrize(("name", "file_name", "line"), cli.COMMANDS)
+def test_no_command_waits_for_a_pipe_or_reads_a_device(
+    name: str, file_name: str, line: str, tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for parser in _parsers(name, file_name):
+        for action in cli._names_of_files(parser):
+            if action.dest == "config":
+                continue
+            for path in (str(tmp_path / "pipe"), "/dev/zero"):
+                for value in (path, [path], Path(path)):
+                    args = argparse.Namespace(**{action.dest: value})
+                    with pytest.raises(errors.InputError, match=f"{path}.*pipe, device or socket"):
+                        cli._refuse_special_files([action], args)
+
+
+def test_a_pipe_is_refused_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    pipe = str(tmp_path / "pipe")
+    for words in (
+        ["reuse", "evaluate", "--pairs", pipe],
+        ["import", pipe, "out"],
+        ["import", __file__, "out", "--ids", pipe],
+        ["index", __file__, "--output", "out", "--vectors", pipe],
+        ["replay", __file__, "--chunk-ids", pipe],
+        ["bench", "coldstart", "--arrivals", pipe],
+    ):
+        assert cli.main(words) == 3, words
+        assert f"{pipe}: expected a file or folder, found a pipe" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["simulate", "--made", "drift:1", "--capacity", "9" * 400],
+        ["bench", "coldstart", "--seconds", "nan"],
+        ["bench", "coldstart", "--seconds", "inf"],
+        ["bench", "coldstart", "--rate", "inf"],
+        ["bench", "coldstart", "--rate", "nan"],
+        ["replay", __file__, "--sample", "nan"],
+        ["replay", __file__, "--tick", "nan"],
+        ["replay", __file__, "--speed", "9" * 400],
+        ["replay", __file__, "--until", "9" * 400 + "d"],
+        ["plan", "missing", "--budget-mib", "nan"],
+        ["config", "show", "--set", "service.drain_s=nan"],
+        ["config", "show", "--set", "service.port=" + "9" * 5000],
+    ],
+)
+def test_numbers_that_are_none_are_refused_and_no_fault(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(words) in (cli.EXIT_USAGE, cli.EXIT_INPUT)
+    said = capsys.readouterr().err
+    assert "unexpected" not in said
+    assert "stoker" in said
+
+
+@pytest.mark.parametrize(
+    "text", [b"a=" + b"[" * 100_000, b"x" * 100, bytes(100), b"\xff", b"a=1\na=2"]
+)
+def test_a_file_that_holds_no_settings_is_refused_by_name(
+    text: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "settings.toml").write_bytes(text)
+    assert cli.main(["config", "show", "--config", str(tmp_path / "settings.toml")]) == 2
+    assert "settings.toml is not valid TOML" in capsys.readouterr().err
+    assert cli.main(["config", "show", "--config", "/dev/zero"]) == 2
+    assert "/dev/zero is longer than" in capsys.readouterr().err
 
 
 @given(st.text())
