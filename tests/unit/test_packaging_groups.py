@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-GROUPS = ("waiting", "rest", "property", "unit", "fuzzers", "fault")
+GROUPS = ("waiting", "property", "rest", "bench", "unit", "fuzzers", "fault")
 
 # Says what it was given, and ends as the variable of its group's name says.
 PYTEST = """#!/usr/bin/env bash
