@@ -6,7 +6,10 @@ for the graph that is built and not for a second copy of everything.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import fcntl
+import glob
 import json
 import os
 import shutil
@@ -103,7 +106,7 @@ def build_index(
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise InputError(f"{output}: exists already; an index is never overwritten")
     started = time.monotonic()
-    scratch = _scratch_beside(output)
+    scratch, held = _scratch_beside(output)
     try:
         read = ReadReport()
         spool = _Spool(scratch, embedder, _ready_vectors(plan), report)
@@ -132,6 +135,7 @@ def build_index(
         ) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+        os.close(held)
     return IndexReport(
         read=read,
         build=built,
@@ -142,15 +146,42 @@ def build_index(
     )
 
 
-def _scratch_beside(output: Path) -> Path:
+def _scratch_beside(output: Path) -> tuple[Path, int]:
+    """Make a folder for what is read, and remove those that killed processes left beside it.
+
+    Returns:
+        The folder, and a descriptor of it: as long as that is open, nobody takes it for a left one.
+    """
+    prefix = f".{output.name}.input."
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        return Path(tempfile.mkdtemp(prefix=f".{output.name}.input.", dir=output.parent))
+        for left in output.parent.glob(f"{glob.escape(prefix)}*"):
+            with contextlib.suppress(OSError):  # its process is at work, or it is not ours
+                held = _held(left)
+                shutil.rmtree(left, ignore_errors=True)
+                os.close(held)
+        # Locked before it has the name by which the left ones are known.
+        apart = tempfile.mkdtemp(prefix=f".{output.name}.unlocked.", dir=output.parent)
+        held = _held(Path(apart))
+        scratch = output.parent / f"{prefix}{apart.rpartition('.')[2]}"
+        os.rename(apart, scratch)
+        return scratch, held
     except OSError as error:
         raise UnavailableError(
             f"{output.parent}: {error.strerror or error}; name an output in a folder that can be "
             "written"
         ) from error
+
+
+def _held(folder: Path) -> int:
+    """Open a folder and lock it; raises OSError where another process has."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 @dataclasses.dataclass

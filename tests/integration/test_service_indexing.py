@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,7 +16,7 @@ import stoker
 from stoker.errors import InputError, UnavailableError
 from stoker.index.collection import Collection
 from stoker.service.cli import main
-from stoker.service.indexing import IndexPlan, build_index
+from stoker.service.indexing import IndexPlan, _scratch_beside, build_index
 
 DIM = 16
 
@@ -64,6 +66,31 @@ def test_text_is_embedded_built_and_found_with_its_documents(tmp_path: Path) -> 
         assert document.text == "text 7"
         assert document.metadata["place"] == 7
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".index")] == []
+
+
+def test_what_a_killed_process_left_is_removed_and_what_a_living_one_has_is_not(
+    tmp_path: Path,
+) -> None:
+    """It may be as large as the index, and nothing else would ever look at it."""
+    left = tmp_path / ".index.input.killed"
+    left.mkdir()
+    (left / "vectors").write_bytes(b"x")
+    another = tmp_path / ".index2.input.killed"  # of another output
+    another.mkdir()
+    living, held = _scratch_beside(tmp_path / "index")
+    assert not left.exists()
+    path = rows(tmp_path / "a.jsonl", 20, vectors=True)
+    build_index(IndexPlan((path,), tmp_path / "index"), embedder=refused)
+    assert living.exists()
+    assert another.exists()
+    os.close(held)
+    build_index(IndexPlan((path,), tmp_path / "index[2]"), embedder=refused)
+    with pytest.raises(InputError, match="exists already"):
+        build_index(IndexPlan((path,), tmp_path / "index"), embedder=refused)
+    shutil.rmtree(tmp_path / "index")
+    build_index(IndexPlan((path,), tmp_path / "index"), embedder=refused)
+    names = sorted(p.name for p in tmp_path.iterdir() if p.name.startswith("."))
+    assert names == [another.name]
 
 
 @pytest.mark.parametrize("output", ["a.jsonl/index", "a.jsonl/deep/index"])
