@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from stoker.index.json_values import is_count, is_number, is_share
 from stoker.index.loss_lines import LossLine, LossLines, lines_from_json, wrong_with_lines
+from stoker.index.range_recall import RangeRecall, ranges_from_json, wrong_with_ranges
 
 # Widest walk that can be asked for, or that calibration measures.
 EF_MAX: Final = 1 << 20
@@ -128,6 +129,7 @@ class Calibration:
         losses: What near queries lose whose answers are settled by the codes that walks compare,
             and what they expect to; empty where nobody measured it.
         coarse_losses: The same of walks on coarse codes, of every kind.
+        ranges: What the nearest groups of rows hold, by k; empty without such groups.
     """
 
     queries: int
@@ -181,6 +183,7 @@ class Calibration:
     scan: tuple[float, ...] = ()
     losses: tuple[LossLines, ...] = ()
     coarse_losses: tuple[LossLines, ...] = ()
+    ranges: tuple[RangeRecall, ...] = ()
 
     @property
     def knows_strangers(self) -> bool:
@@ -275,7 +278,8 @@ def calibration_from_json(raw: Mapping[str, Any]) -> Calibration:
     """
     by_k = tuple(_table(dict(table)) for table in raw.get("by_k", ()))
     lines = {name: lines_from_json(raw.get(name, ())) for name in ("losses", "coarse_losses")}
-    return Calibration(**{**raw, **_tuples(raw), "by_k": by_k, **lines})
+    ranges = ranges_from_json(raw.get("ranges", ()))
+    return Calibration(**{**raw, **_tuples(raw), "by_k": by_k, "ranges": ranges, **lines})
 
 
 def _table(raw: dict[str, Any]) -> KTable:
@@ -356,6 +360,7 @@ def wrong_with(calibration: Calibration, *, has_coarse: bool) -> str | None:
     wrong = _wrong_with_scan(calibration.scan)
     for lines in (calibration.losses, calibration.coarse_losses):
         wrong = wrong or wrong_with_lines(lines, ef_max=EF_MAX)
+    wrong = wrong or wrong_with_ranges(calibration.ranges, bands=len(calibration.strange_edges))
     return wrong or _wrong_with_tables(calibration)
 
 

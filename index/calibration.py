@@ -35,6 +35,7 @@ from stoker.index.held_out import KINDS, NEAR_MIN, STRANGERS, K, Probe
 from stoker.index.loss_lines import LOSS_KINDS, LossLines
 from stoker.index.loss_probe import measure_losses
 from stoker.index.manifest import FILES, Manifest
+from stoker.index.range_recall import GROUP_COUNTS, RangeRecall
 from stoker.index.recall_bounds import SCAN_ROWS_MAX, scan_width
 from stoker.index.segment import Segment
 from stoker.index.settings import IndexSettings
@@ -147,8 +148,21 @@ def _target_mean(recall: NDArray[np.float64]) -> float:
     return float(recall[np.arange(len(recall)) % len(KINDS) < _TARGET_KINDS].mean())
 
 
-def calibrate(folder: Path, manifest: Manifest, probe: Probe) -> Manifest:
-    """Search the sealed files with the held-out queries; return the manifest with the findings."""
+def calibrate(
+    folder: Path,
+    manifest: Manifest,
+    probe: Probe,
+    group_of_row: NDArray[np.uint32] | None = None,
+) -> Manifest:
+    """Search the sealed files with the held-out queries; return the manifest with the findings.
+
+    Args:
+        folder: Of the segment.
+        manifest: Of it, without a calibration.
+        probe: Held-out queries, which all vectors have passed.
+        group_of_row: uint32, shape (count,): the group of near rows that each row is of; None
+            without such groups.
+    """
     few = probe.fewer(_QUERIES_WIDE, STRANGERS)
     by_stage = probe.fewer(_QUERIES_WIDE, _STRANGERS_STAGES)
     walk_error, refine_error = _estimate_errors(folder, manifest, few, bits=4)
@@ -197,6 +211,11 @@ def calibrate(folder: Path, manifest: Manifest, probe: Probe) -> Manifest:
                 deep_near[:] = False
             of_deep = _Asked(deep, deep, alike, bands, deep_near)
             sorts.append(_Sort((deep_k,), of_deep, wide, _DEEP_WHOLE))
+        ranges: tuple[RangeRecall, ...] = ()
+        if group_of_row is not None:
+            ranges = tuple(
+                entry for sort in sorts for entry in _ranges(segment, sort, group_of_row)
+            )
         found = [_walks(segment, sort, entry_cost) for sort in sorts]
         scanned = manifest.count <= SCAN_ROWS_MAX and _lacking(found)
         scans = [_scan(segment, sort) if scanned else {} for sort in sorts]
@@ -251,6 +270,7 @@ def calibrate(folder: Path, manifest: Manifest, probe: Probe) -> Manifest:
             scan=scans[0].get(k, ()),
             losses=losses,
             coarse_losses=coarse_losses,
+            ranges=ranges,
             **of_k,
         ),
     )
@@ -440,6 +460,40 @@ def _scan(segment: Segment, sort: _Sort) -> dict[int, tuple[float, ...]]:
         bands = [strange[band] for band in sort.asked.bands]
         means = [float(part.mean()) for part in (*parts[:_TARGET_KINDS], *bands)]
         found[at_k] = (min(means), min(map(_reached, (*parts, *bands))))
+    return found
+
+
+def _ranges(segment: Segment, sort: _Sort, group_of_row: NDArray[np.uint32]) -> list[RangeRecall]:
+    """What share of the true neighbors lies in the nearest groups of rows, for each k."""
+    asked, probe = sort.asked, sort.asked.probe
+    groups = segment.manifest.range_groups
+    counts = tuple(n for n in GROUP_COUNTS if n <= groups) or (groups,)
+    nearest = segment.nearest_groups(probe.queries, counts[-1])
+    own = np.where(probe.rows >= 0, group_of_row[probe.rows], np.uint32(0xFFFFFFFE))
+    found = []
+    for k in sort.ks:
+        overall, means, lows = [], [], []
+        strange: list[list[tuple[float, float]]] = [[] for _ in asked.bands]
+        for count in counts:
+            share = (own[:, :k, None] == nearest[:, None, :count]).any(axis=2).mean(axis=1)
+            of_strangers = share[probe.known :]
+            worst = _worst_kind(share[: probe.known], of_strangers[asked.alike], k)
+            overall.append(_target_mean(share[: probe.known]))
+            means.append(worst.mean)
+            lows.append(worst.low)
+            for band, values in zip(asked.bands, strange, strict=True):
+                values.append((float(of_strangers[band].mean()), _reached(of_strangers[band])))
+        found.append(
+            RangeRecall(
+                k,
+                counts,
+                tuple(overall),
+                tuple(means),
+                tuple(lows),
+                tuple(mean for values in strange for mean, _ in values),
+                tuple(low for values in strange for _, low in values),
+            )
+        )
     return found
 
 

@@ -37,9 +37,14 @@ FILES: Final = {
     "ids": "ids.stk",
     "transform": "transform.stk",
     "coarse": "coarse.stk",
+    "ranges": "ranges.stk",
 }
-# The one file that a segment may do without: version 1 did, and so do vectors too short for it.
-OPTIONAL: Final = "coarse"
+# Files that a segment may do without: older versions did, and so do vectors too short for the first
+# and segments too small for the second.
+OPTIONAL: Final = ("coarse", "ranges")
+# Of ranges.stk: what a group's record has behind its code, and the size of a piece.
+GROUP_TAIL_BYTES: Final = 8
+PIECE_BYTES: Final = 8
 # Raises with what is wrong, where it is: (holds, what).
 _Need = Callable[[bool, str], None]
 
@@ -91,6 +96,8 @@ class Manifest:
     coarse_fine: int = 0
     coarse_blocks: int = 0
     row_length2: float = 0.0
+    range_groups: int = 0
+    range_pieces: int = 0
 
     @property
     def basis(self) -> BasisLayout:
@@ -110,9 +117,30 @@ class Manifest:
         return self.coarse_record_bytes > 0
 
     @property
+    def has_ranges(self) -> bool:
+        """Whether there is a table of groups of near rows, for searches that cannot walk yet."""
+        return self.range_groups > 0
+
+    @property
+    def group_record_bytes(self) -> int:
+        """Bytes of a group's record in that table."""
+        return self.code_record_bytes + GROUP_TAIL_BYTES
+
+    @property
+    def range_pages(self) -> int:
+        """Pages of that table: of groups, and of the pieces that they are made of."""
+        if not self.has_ranges:
+            return 0
+        per_page = self.page_bytes // self.group_record_bytes
+        return -(-self.range_groups // per_page) + -(
+            -self.range_pieces // (self.page_bytes // PIECE_BYTES)
+        )
+
+    @property
     def files(self) -> dict[str, str]:
         """Name of each file that this segment has, by part."""
-        return {part: name for part, name in FILES.items() if part != OPTIONAL or self.has_coarse}
+        absent = {"coarse": not self.has_coarse, "ranges": not self.has_ranges}
+        return {part: name for part, name in FILES.items() if not absent.get(part)}
 
     def write(self, folder: Path) -> None:
         """Write the manifest and fsync it. The caller publishes the folder."""
@@ -174,7 +202,7 @@ def _crc_of(body: dict[str, Any]) -> int:
 def _from_json(body: dict[str, Any]) -> Manifest:
     # What a version did not have yet.
     if body["version"] < 5:
-        body = {**body, "row_length2": 0.0}
+        body = {**body, "row_length2": 0.0, "range_groups": 0, "range_pieces": 0}
     if body["version"] < 4:
         body = {**body, "coarse_fine": 0, "coarse_blocks": 0}
     if body["version"] < 3:
@@ -214,6 +242,7 @@ def _check(manifest: Manifest, path: Path) -> None:
         and (manifest.metric != "l2" or not length2),
         f"row_length2 {length2!r}",
     )
+    _check_ranges(manifest, need)
     need(
         isinstance(manifest.file_crcs, dict)
         and set(manifest.file_crcs) == set(manifest.files)
@@ -265,6 +294,22 @@ def _check_coarse(manifest: Manifest, need: _Need) -> None:
         f"coarse_directions {manifest.coarse_directions!r}, "
         f"coarse_wide_blocks {manifest.coarse_wide_blocks!r}, "
         f"coarse_fine {manifest.coarse_fine!r}, coarse_blocks {manifest.coarse_blocks!r}",
+    )
+
+
+def _check_ranges(manifest: Manifest, need: _Need) -> None:
+    """Refuse a table of groups that no segment has."""
+    groups, pieces = manifest.range_groups, manifest.range_pieces
+    need(is_count(groups) and groups <= manifest.count, f"range_groups {groups!r}")
+    need(
+        is_count(pieces) and groups <= pieces <= manifest.count and (groups > 0 or pieces == 0),
+        f"range_pieces {pieces!r}",
+    )
+    # Sizes of records are checked later than this is asked for.
+    record = manifest.code_record_bytes
+    need(
+        groups == 0 or (is_count(record) and 0 < record + GROUP_TAIL_BYTES <= manifest.page_bytes),
+        f"code_record_bytes {record!r}: a group's record does not fit a page",
     )
 
 

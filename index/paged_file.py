@@ -38,6 +38,7 @@ KINDS: Final = {
     "ids": 5,
     "transform": 6,
     "coarse": 7,
+    "ranges": 8,
 }
 
 # magic, version, kind, page_bytes, page_count, record_count, record_bytes, per_page,

@@ -15,6 +15,7 @@ from stoker.index.hits import Summary
 from stoker.index.k_tables import for_k
 from stoker.index.loss_lines import LossLine
 from stoker.index.manifest import Manifest
+from stoker.index.range_recall import ChosenRanges, choose_ranges
 
 # Columns of the native search's facts.
 FACTS: Final = (
@@ -36,6 +37,8 @@ FACTS: Final = (
     "narrow",
     "farther",
     "unrelated",
+    "range_groups",
+    "ranges_whole",
 )
 # Up to so many rows a segment is scanned where no calibrated walk finds enough: that takes about as
 # long as the widest of them (index/BENCHMARKS.md).
@@ -154,6 +157,8 @@ class ChosenWalk(NamedTuple):
         near_losses: What near queries lose by the walk that they end with, by what they expect to;
             empty where it is not known.
         losses: The same of other queries, a line a kind.
+        ranges: How many groups of near rows are scanned instead where a walk misses a page; None
+            where it reads on.
     """
 
     width: int
@@ -167,6 +172,7 @@ class ChosenWalk(NamedTuple):
     scans: bool = False
     near_losses: tuple[LossLine, ...] = ()
     losses: tuple[LossLine, ...] = ()
+    ranges: ChosenRanges | None = None
 
 
 def narrowest(
@@ -428,6 +434,21 @@ class RecallBounds:
         )
         return _knowing_losses(chosen, calibration, bits, k)
 
+    def with_ranges(self, walk: ChosenWalk, k: int, target: float) -> ChosenWalk:
+        """Have groups of near rows scanned where ``walk`` misses a page, if so many are known.
+
+        Args:
+            walk: Of searches that were given no width.
+            k: Neighbors.
+            target: Recall aimed at in the mean.
+        """
+        if self._calibration is None or walk.scans:
+            return walk
+        ranges = choose_ranges(self._calibration.ranges, k, target)
+        if ranges is None or (walk.farther and len(walk.farther) != len(ranges.strange)):
+            return walk
+        return walk._replace(ranges=ranges)
+
     def nearness(
         self, best: NDArray[np.floating], queries: NDArray[np.float32]
     ) -> NDArray[np.float64]:
@@ -514,6 +535,10 @@ def summarize(
     upper = calibration.upper_low if calibration else 0.0
     # With no row of the bottom followed, not even the upper levels need be there.
     partial = np.where(column["expanded"] > 0, upper, 0.0)
+    # A scan of groups promises what those hold that were all there, however many are missing.
+    grouped = column["range_groups"] > 0
+    partial = np.where(grouped, whole, partial)
+    share = np.where(grouped, 1.0, completeness)
     # Fewer hits than there are rows to find are so many missed.
     reached = found / min(k, possible) if possible else np.ones(len(found))
     return Summary(
@@ -521,9 +546,9 @@ def summarize(
         recall_bound=np.clip(np.where(skipped == 0, whole, partial), 0.0, reached).astype(
             np.float32
         ),
-        expected_recall=np.minimum(
-            completeness * np.where(scanned, 1.0, mean) * expected, reached
-        ).astype(np.float32),
+        expected_recall=np.minimum(share * np.where(scanned, 1.0, mean) * expected, reached).astype(
+            np.float32
+        ),
         exact_share=(column["exact"] / np.maximum(found, 1)).astype(np.float32),
         pages_read=column["pages_read"].astype(np.int64),
         bytes_read=column["bytes_read"].astype(np.int64),
@@ -561,6 +586,10 @@ def _promised(
         # The walk took its codes' word for how near the best row is; here is what it was.
         surely = narrow & (band == 0) & (near >= walk.near.near_from)
         mean[surely], bound[surely] = walk.near.mean, walk.near.low
+    grouped = column["range_groups"] > 0
+    if walk.ranges is not None and grouped.any():
+        looked_at = column["ranges_whole"][grouped].astype(np.int64)
+        mean[grouped], bound[grouped] = walk.ranges.recall.promised(looked_at, band[grouped])
     if calibration is not None and strangers:
         bound[~(near >= calibration.strange_nearness_low)] = 0.0
     return mean, bound

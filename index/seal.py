@@ -32,6 +32,7 @@ from stoker.index.hnsw_graph import HnswGraph
 from stoker.index.ids import write_ids
 from stoker.index.manifest import FILES, LINK_PADDING, LevelLayout, Manifest
 from stoker.index.paged_file import PagedFileInfo, PagedFileWriter, write_blob
+from stoker.index.range_table import GroupMeans, Ranges, ranges_of, write_ranges
 from stoker.index.row_groups import group_rows
 from stoker.index.row_length import common_length2
 from stoker.index.row_order import HEAT_LOCALITY, row_order
@@ -212,6 +213,9 @@ class _Sealer:
         self.coarse = _core.coarse_record_bytes(self.dim) <= _COARSE_SHARE_MAX * (
             _core.code_record_bytes(self.dim)
         )
+        # As `Manifest.walks_vectors`.
+        vector_bytes = self.dim * (2 if self.half else 4)
+        self._walks_vectors = vector_bytes <= _core.refine_record_bytes(self.dim)
         self.infos: dict[str, PagedFileInfo] = {}
         self.row_length2 = 0.0
 
@@ -226,17 +230,19 @@ class _Sealer:
         with one_blas_thread(), ThreadPoolExecutor(1) as aside:
             # It looks at vectors only; laying out and packing look at links only.
             transform = aside.submit(self._write_transform)
+            places = self._places() if "locality" in ordering else None
             order = row_order(
                 self.graph,
                 None if heat is None else heat[self.rows],
                 page_nodes=max(self.page_bytes // _core.refine_record_bytes(self.dim), 1),
                 ordering=ordering,
-                places=self._places() if "locality" in ordering else None,
+                places=places,
             )
             levels = self._write_links(order)
             centre, basis = transform.result()
         probe = Probe.draw(self.vectors, self.rows, metric=self.metric)
-        self._write_rows(order, centre, basis, probe)
+        ranges = None if places is None or self._walks_vectors else ranges_of(places[order])
+        self._write_rows(order, centre, basis, probe, ranges)
         id_layout, self.infos["ids"] = write_ids(
             self.folder / FILES["ids"], self.ids[self.rows[order]], page_bytes=self.page_bytes
         )
@@ -276,11 +282,15 @@ class _Sealer:
             coarse_fine=basis.fine if basis else 0,
             coarse_blocks=basis.blocks if basis else 0,
             row_length2=self.row_length2,
+            range_groups=ranges.groups if ranges else 0,
+            range_pieces=len(ranges.pieces) if ranges else 0,
         )
         sealed_at = time.monotonic()
         if probe is not None and g.count:
             self.progress("calibrate", 0, 1)
-            manifest = calibrate(self.folder, manifest, probe)
+            manifest = calibrate(
+                self.folder, manifest, probe, ranges.group_of_row if ranges else None
+            )
             self.progress("calibrate", 1, 1)
         manifest.write(self.folder)
         calibration = manifest.calibration
@@ -422,8 +432,17 @@ class _Sealer:
         centre: NDArray[np.float32],
         basis: Any | None,
         probe: Probe | None,
+        ranges: Ranges | None,
     ) -> None:
         count = len(order)
+        means = GroupMeans(ranges, self.dim) if ranges else None
+        encode = functools.partial(
+            _core.encode,
+            seed=_SEED,
+            centre=centre,
+            basis=basis,
+            row_length2=self.row_length2,
+        )
         code_bytes = _core.code_record_bytes(self.dim)
         refine_bytes = _core.refine_record_bytes(self.dim)
         coarse_bytes = coarse_record_bytes(basis, self.dim)
@@ -457,13 +476,6 @@ class _Sealer:
                 """Read a batch and have it coded, while the one before it is written."""
                 batch = self._batch(self.rows[order[start : start + _BATCH_ROWS]])
                 parts = np.array_split(batch, min(self.threads, len(batch)))
-                encode = functools.partial(
-                    _core.encode,
-                    seed=_SEED,
-                    centre=centre,
-                    basis=basis,
-                    row_length2=self.row_length2,
-                )
                 return batch, [pool.submit(encode, part) for part in parts]
 
             coming = begin(0) if count else None
@@ -486,9 +498,19 @@ class _Sealer:
                     synced.append(disk.submit(_sync, written))
                 if probe is not None:
                     probe.take(batch, start, parts=self.threads, run=pool.map)
+                if means is not None:
+                    means.take(batch, start)
                 self.progress("seal", min(following, count), count)
             for done in synced:
                 done.result()
             infos = list(pool.map(PagedFileWriter.close, written))
             for part, info in zip(("codes", "refine", "vectors", "coarse"), infos, strict=False):
                 self.infos[part] = info
+        if ranges is not None and means is not None:
+            self.infos["ranges"] = write_ranges(
+                self.folder,
+                ranges,
+                means.means(),
+                page_bytes=self.page_bytes,
+                encode=encode,
+            )

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from stoker.errors import InputError
 from stoker.index.calibrated import EF_MAX
+from stoker.index.range_recall import ChosenRanges
 from stoker.index.recall_bounds import ChosenWalk
 from stoker.index.settings import IndexSettings
 
@@ -169,6 +170,32 @@ def sure_of_walk(
     """
     target = settings.recall_target if recall_target is None else recall_target
     return target if holds_all or target >= EXACT_TARGET else None
+
+
+def target_of(settings: IndexSettings, recall_target: float | None) -> float:
+    """The recall target: what was asked for, or the setting."""
+    return settings.recall_target if recall_target is None else recall_target
+
+
+def range_losses(
+    target: float, ranges: ChosenRanges, navigation_bits: int, *, whole_blocks: bool
+) -> dict[str, float]:
+    """What settling may lose of a scan of groups: what those leave of what the target allows.
+
+    Args:
+        target: Recall aimed at in the mean.
+        ranges: How many groups are looked at, and what they hold.
+        navigation_bits: Of the codes that are compared.
+        whole_blocks: See `plan_search`.
+
+    Returns:
+        The native search's ``mean_loss`` and ``rerank_target``.
+    """
+    lost = 1.0
+    if navigation_bits == 2:
+        lost = _COARSE_LOSS if whole_blocks else _SHORTER_COARSE_LOSS
+    left = max(ranges.found - target, _RERANK_SHARE_LOADED * (1.0 - target)) / lost
+    return {"mean_loss": left, "rerank_target": min(max(1.0 - _RERANK_SLACK * left, 0.0), 0.9999)}
 
 
 def check_question(k: int, ef: int | None, recall_target: float | None) -> None:

@@ -28,7 +28,14 @@ from stoker.index.manifest import FILES, Manifest
 from stoker.index.paged_file import PagedFile, SegmentFileCorrupt
 from stoker.index.recall_bounds import RecallBounds
 from stoker.index.residency import Residency
-from stoker.index.search_plan import check_question, plan_search, sure_of_walk, wanted_of_walk
+from stoker.index.search_plan import (
+    check_question,
+    plan_search,
+    range_losses,
+    sure_of_walk,
+    target_of,
+    wanted_of_walk,
+)
 from stoker.index.segment_pages import LoadCounts, PageUnits, SegmentPages, check_crc
 from stoker.index.settings import IndexSettings
 
@@ -177,6 +184,14 @@ class Segment:
             record_bytes=m.vector_record_bytes,
             half=m.vector_dtype == "float16",
         )
+        if "ranges" in pages.stores:
+            layout.set_ranges(
+                store=pages.stores["ranges"],
+                groups=m.range_groups,
+                record_bytes=m.group_record_bytes,
+                per_page=m.page_bytes // m.group_record_bytes,
+                pieces=m.range_pieces,
+            )
         if m.walks_vectors:
             layout.set_walk_vectors(unit_rows=m.metric == "cosine")
         return _core.NativeSegment(
@@ -319,6 +334,8 @@ class Segment:
         walk = self._bounds.choose(
             k, ef=ef, entry_ef=entry_ef, wanted=wanted, sure=sure, scans=scans
         )
+        if self._pages is not None and self._pages.holds_navigation and ef is None:
+            walk = self._bounds.with_ranges(walk, k, target_of(self._settings, recall_target))
         options = plan_search(
             self._settings,
             self.navigation_bits,
@@ -337,9 +354,23 @@ class Segment:
             direct=walk.width < self.count and not walk.scans,
             scans=walk.scans,
         )
-        for farther in walk.farther:
+        strange = walk.ranges.strange if walk.ranges else (0,) * len(walk.farther)
+        for farther, groups in zip(walk.farther, strange, strict=True):
             known.options.add_farther(
-                below=farther.below, ef=farther.width, entry_ef=farther.entry_width
+                below=farther.below,
+                ef=farther.width,
+                entry_ef=farther.entry_width,
+                range_groups=groups,
+            )
+        if walk.ranges is not None:
+            known.options.set_ranges(
+                groups=walk.ranges.groups,
+                **range_losses(
+                    target_of(self._settings, recall_target),
+                    walk.ranges,
+                    self.navigation_bits,
+                    whole_blocks=self.manifest.coarse_blocks > 0,
+                ),
             )
         if entry_ef is not None:
             return known
@@ -430,6 +461,17 @@ class Segment:
             np.ascontiguousarray(query, np.float32), np.ascontiguousarray(rows, np.uint32)
         )
         return np.asarray(code), np.asarray(both)
+
+    def nearest_groups(self, queries: NDArray[np.float32], most: int) -> NDArray[np.uint32]:
+        """The groups of near rows that lie nearest to each query, uint32, shape (nq, most).
+
+        For calibration. 2^32 - 1 where there are fewer, or none at all.
+        """
+        self._require_open()
+        found: NDArray[np.uint32] = self._require_native().nearest_groups(
+            np.ascontiguousarray(queries, np.float32), most
+        )
+        return found
 
     # ---- pages -------------------------------------------------------------------------------
 

@@ -140,6 +140,8 @@ class SegmentPages:
         basis: The directions of coarse codes, where walks compare those and they have any.
         holds_all: Whether the budget has room for all pages that searches look at.
         holds_scan: Whether it has room for all that a scan compares.
+        holds_navigation: Whether it has room for all that walks look at, and more. Where it has
+            not, walks miss pages for good, and what they read has to be little.
     """
 
     def __init__(
@@ -156,6 +158,8 @@ class SegmentPages:
         self.kinds = tuple(kind for kind in PAGE_KINDS if kind in self._stages)
         self._walked, self._upper_codes = self._walked_part()
         parts = _PARTS.get(self.navigation_bits, _PARTS[4])
+        if m.has_ranges and not m.walks_vectors:
+            parts = (*parts, "ranges")
         pages = sum(self._files[part].info.page_count for part in parts)
         # What is held beside the pages counts too.
         beside = basis_memory(m.basis, m.dim) if self.navigation_bits == 2 else 0
@@ -168,7 +172,8 @@ class SegmentPages:
             self.holds_all or walked <= _NAVIGATION_SHARE_MAX * wanted
         )
         # What is read to re-rank comes and goes; a walk that has lost a page waits for it.
-        self._keeps_navigation = walked <= _NAVIGATION_SHARE_MAX * wanted and wanted < pages
+        self.holds_navigation = self.holds_all or walked <= _NAVIGATION_SHARE_MAX * wanted
+        self._keeps_navigation = self.holds_navigation and not self.holds_all
         budget = min(max(wanted, _BUDGET_PAGES_MIN), max(pages, _BUDGET_PAGES_MIN)) * m.page_bytes
         few = walked * m.page_bytes <= _FEW_BYTES
         cluster = max((_CLUSTER_BYTES_MAX if few else _CLUSTER_BYTES) // m.page_bytes, 1)
@@ -233,7 +238,9 @@ class SegmentPages:
             return 4
         if settings.navigation_bits:
             return settings.navigation_bits
-        navigation = sum(self._files[part].info.page_count for part in ("links", "codes"))
+        navigation = self._manifest.range_pages + sum(
+            self._files[part].info.page_count for part in ("links", "codes")
+        )
         fits = memory_bytes == 0 or navigation * self._manifest.page_bytes <= memory_bytes
         return 4 if fits else 2
 
@@ -243,6 +250,8 @@ class SegmentPages:
             raise InputError(f"kind: expected one of {', '.join(self.kinds)}, found {kind!r}")
         if kind == "upper":
             ranges = [("links", 0, self._upper_links), (self._walked, 0, self._upper_codes)]
+            if "ranges" in self.stores:
+                ranges.insert(0, ("ranges", 0, self._files["ranges"].info.page_count))
         else:
             first = {"links": self._upper_links, self._walked: self._upper_codes}.get(kind, 0)
             ranges = [(kind, first, self._files[kind].info.page_count - first)]

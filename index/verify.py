@@ -154,8 +154,12 @@ def segment_damage(
         refuse_unread(folder, error)
         damage.append(Damage(prefix + MANIFEST_NAME, None, str(error), segment=name))
     files = dict(FILES) if manifest is None else manifest.files
-    if manifest is None and not (folder / FILES[OPTIONAL]).exists():
-        del files[OPTIONAL]
+    if manifest is None:
+        files = {
+            part: file
+            for part, file in files.items()
+            if part not in OPTIONAL or (folder / file).exists()
+        }
     for number, (part, file_name) in enumerate(files.items()):
         progress(prefix + file_name, number, len(files))
         if manifest is not None and manifest.count == 0 and not (folder / file_name).exists():

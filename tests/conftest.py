@@ -45,6 +45,18 @@ def logging_as_new() -> Iterator[None]:
     structlog.reset_defaults()
 
 
+@pytest.fixture(scope="module")
+def small_groups() -> Iterator[None]:
+    """Have segments of few rows a table of groups of near rows, as large ones have."""
+    from stoker.index import range_table, row_groups
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(range_table, "RANGE_ROWS_MIN", 64)
+        patch.setattr(range_table, "_ROWS_MAX", 64)
+        patch.setattr(row_groups, "GROUP_ROWS", 32)
+        yield
+
+
 def _shared_data_folder() -> Path | None:
     named = os.environ.get("STOKER_TEST_DATA")
     folder = Path(named) if named else ROOT.parent / "shared" / "data"

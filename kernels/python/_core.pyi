@@ -184,6 +184,9 @@ class SegmentLayout:
         Navigates on the vectors themselves; `unit_rows` where the measure is the cosine.
         """
 
+    def set_ranges(self, *, store: int, groups: int, record_bytes: int, per_page: int, pieces: int) -> None:
+        """Where the table of groups of near rows lies."""
+
 class SearchOptions:
     """How searches of one k, width and recall target are done."""
 
@@ -192,9 +195,14 @@ class SearchOptions:
         Lines: least, share, read_least, read_share, mixed of `LossLine` in stoker/segment.hpp.
         """
 
-    def add_farther(self, *, below: float, ef: int, entry_ef: int) -> None:
+    def add_farther(self, *, below: float, ef: int, entry_ef: int, range_groups: int = 0) -> None:
         """
-        How walks go on for queries that lie farther than `below` from what they find.
+        How walks go on for queries that lie farther than `below` from what they find, or to how many groups scans of `set_ranges` do.
+        """
+
+    def set_ranges(self, *, groups: int, mean_loss: float, rerank_target: float) -> None:
+        """
+        A walk that misses a page is left for a scan of so many groups, the nearest, which loses no more in the mean than this when it is settled.
         """
 
     @property
@@ -205,7 +213,7 @@ class Facts:
 
     def columns(self) -> NDArray[numpy.float64]:
         """
-        float64, a row a query: expected_recall, expanded, evaluated, skipped, exact, refined, damaged, rounds, pages_read, bytes_read, deadline_hit, scanned, found, best, query_length, narrow, farther, unrelated.
+        float64, a row a query: expected_recall, expanded, evaluated, skipped, exact, refined, damaged, rounds, pages_read, bytes_read, deadline_hit, scanned, found, best, query_length, narrow, farther, unrelated, range_groups, ranges_whole.
         """
 
 class NativeSegment:
@@ -241,6 +249,11 @@ class NativeSegment:
     def page_counts(self) -> tuple:
         """
         Records of all searches whose page was in memory when wanted, and was not.
+        """
+
+    def nearest_groups(self, queries: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], most: int) -> NDArray[numpy.uint32]:
+        """
+        The groups of the range table that lie nearest to each query, in order, uint32; 2^32 - 1 where there are fewer.
         """
 
     def estimate_errors(self, query: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], rows: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> tuple: ...

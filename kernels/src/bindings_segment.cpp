@@ -62,7 +62,7 @@ struct Facts {
   std::vector<stoker::QueryStats> rows;
 
   // In the order of FACTS in index/recall_bounds.py.
-  static constexpr std::size_t kColumns = 18;
+  static constexpr std::size_t kColumns = 20;
 
   NumpyArray<double> columns() const {
     Owned<double> out(rows.size() * kColumns);
@@ -85,7 +85,9 @@ struct Facts {
                                        static_cast<double>(s.query_length),
                                        s.narrow ? 1.0 : 0.0,
                                        static_cast<double>(s.farther),
-                                       static_cast<double>(s.unrelated)};
+                                       static_cast<double>(s.unrelated),
+                                       static_cast<double>(s.range_groups),
+                                       static_cast<double>(s.ranges_whole)};
       to = std::copy(values, values + kColumns, to);
     }
     return out.to_numpy({rows.size(), kColumns});
@@ -181,6 +183,20 @@ class NativeSegment {
       lost = searcher_.vectors(rows.data(), count, out.get());
     }
     return nb::make_tuple(out.to_numpy({count, dim}), lost);
+  }
+
+  NumpyArray<std::uint32_t> nearest_groups(Matrix<float> queries, std::size_t most) {
+    const std::size_t count = queries.shape(0);
+    if (queries.shape(1) != searcher_.layout().dim) throw stoker::BadInput("query dimension");
+    Owned<std::uint32_t> out(count * most);
+    {
+      const nb::gil_scoped_release release;
+      for (std::size_t i = 0; i < count; ++i) {
+        searcher_.nearest_groups(queries.data() + i * queries.shape(1), most,
+                                 out.get() + i * most);
+      }
+    }
+    return out.to_numpy({count, most});
   }
 
   nb::tuple page_counts() const { return nb::make_tuple(searcher_.hits(), searcher_.misses()); }
@@ -414,7 +430,16 @@ void bind_segment(nb::module_& m) {
             self.unit_rows = unit_rows;
           },
           nb::kw_only(), "unit_rows"_a,
-          "Navigates on the vectors themselves; `unit_rows` where the measure is the cosine.");
+          "Navigates on the vectors themselves; `unit_rows` where the measure is the cosine.")
+      .def(
+          "set_ranges",
+          [](SegmentLayout& self, std::uint32_t store, std::uint32_t groups,
+             std::uint32_t record_bytes, std::uint32_t per_page, std::uint32_t pieces) {
+            if (per_page == 0) throw stoker::CorruptData("segment layout: no records in a page");
+            self.ranges = {store, groups, record_bytes, stoker::Divisor(per_page), pieces};
+          },
+          nb::kw_only(), "store"_a, "groups"_a, "record_bytes"_a, "per_page"_a, "pieces"_a,
+          "Where the table of groups of near rows lies.");
 
   nb::class_<SearchOptions>(m, "SearchOptions",
                             "How searches of one k, width and recall target are done.")
@@ -454,7 +479,8 @@ void bind_segment(nb::module_& m) {
           "Lines: least, share, read_least, read_share, mixed of `LossLine` in stoker/segment.hpp.")
       .def(
           "add_farther",
-          [](SearchOptions& self, float below, std::uint32_t ef, std::uint32_t entry_ef) {
+          [](SearchOptions& self, float below, std::uint32_t ef, std::uint32_t entry_ef,
+             std::uint32_t range_groups) {
             stoker::SearchParams& params = self.params;
             if (params.farther_count == stoker::kFartherMax) {
               throw stoker::BadInput("more than " + std::to_string(stoker::kFartherMax) +
@@ -464,16 +490,27 @@ void bind_segment(nb::module_& m) {
                 !(below <= params.farther[params.farther_count - 1].below)) {
               throw stoker::BadInput("edges of farther walks do not fall");
             }
-            params.farther[params.farther_count++] = {below, ef, entry_ef};
+            params.farther[params.farther_count++] = {below, ef, entry_ef, range_groups};
           },
-          nb::kw_only(), "below"_a, "ef"_a, "entry_ef"_a,
-          "How walks go on for queries that lie farther than `below` from what they find.")
+          nb::kw_only(), "below"_a, "ef"_a, "entry_ef"_a, "range_groups"_a = 0,
+          "How walks go on for queries that lie farther than `below` from what they find, or to how "
+          "many groups scans of `set_ranges` do.")
+      .def(
+          "set_ranges",
+          [](SearchOptions& self, std::uint32_t groups, float mean_loss, float rerank_target) {
+            self.params.range_groups = groups;
+            self.params.range_mean_loss = mean_loss;
+            self.params.range_rerank_target = rerank_target;
+          },
+          nb::kw_only(), "groups"_a, "mean_loss"_a, "rerank_target"_a,
+          "A walk that misses a page is left for a scan of so many groups, the nearest, which loses "
+          "no more in the mean than this when it is settled.")
       .def_prop_ro("mean_loss", [](const SearchOptions& self) { return self.params.mean_loss; });
   nb::class_<Facts>(m, "Facts", "What the searches of a batch say of themselves.")
       .def("columns", &Facts::columns,
            "float64, a row a query: expected_recall, expanded, evaluated, skipped, exact, "
            "refined, damaged, rounds, pages_read, bytes_read, deadline_hit, scanned, found, best, "
-           "query_length, narrow, farther, unrelated.");
+           "query_length, narrow, farther, unrelated, range_groups, ranges_whole.");
   nb::class_<NativeSegment>(m, "NativeSegment", "Search over a segment's pages in a pool.")
       .def(nb::init<nb::object, const SegmentLayout&, std::size_t, std::uint64_t, Vector<float>,
                     const std::optional<stoker::CoarseBasis>&, double>(),
@@ -498,6 +535,9 @@ void bind_segment(nb::module_& m) {
            "Exact vectors as float32, and how many could not be read (not-a-number).")
       .def("page_counts", &NativeSegment::page_counts,
            "Records of all searches whose page was in memory when wanted, and was not.")
+      .def("nearest_groups", &NativeSegment::nearest_groups, "queries"_a, "most"_a,
+           "The groups of the range table that lie nearest to each query, in order, uint32; 2^32 - 1 "
+           "where there are fewer.")
       .def("estimate_errors", &NativeSegment::estimate_errors, "query"_a, "rows"_a);
 }
 

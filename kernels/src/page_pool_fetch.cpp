@@ -289,7 +289,8 @@ PinnedPages PendingPages::finish(const Deadline& deadline) {
 
 // ---- fetch -------------------------------------------------------------------------------------
 
-PendingPages PagePool::begin_fetch(const PageRef* wanted, std::size_t count, Deadline deadline) {
+PendingPages PagePool::begin_fetch(const PageRef* wanted, std::size_t count, Deadline deadline,
+                                   bool around) {
   Impl& pool = *impl_;
   PendingPages pending;
   pending.state_ = std::make_unique<PendingPages::State>(pool, count);
@@ -323,7 +324,7 @@ PendingPages PagePool::begin_fetch(const PageRef* wanted, std::size_t count, Dea
         const std::size_t before = begun.size();
         open.add(i, miss(pool, store, number, begun));
         state.entries[i].read = begun.size() > before;
-        if (read_around(pool, store, number, hurried, begun)) state.around = !hurried;
+        if (around && read_around(pool, store, number, hurried, begun)) state.around = !hurried;
       }
     }
   }

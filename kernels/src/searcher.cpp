@@ -62,6 +62,17 @@ Searcher::Searcher(PagePool& pool, const SegmentLayout& layout, const Quantizer&
     fits(pool.view(layout.refine.store), pages(layout.refine),
          static_cast<std::size_t>(layout.refine.per_page.value()) * layout.refine.record_bytes,
          "refinement");
+    if (layout.ranges.groups > 0) {
+      const RangeTable& table = layout.ranges;
+      const PagePool::View view = pool.view(table.store);
+      const std::uint64_t per_page = view.page_bytes / RangeTable::kPieceBytes;
+      need(table.record_bytes == shape.code_record_bytes + RangeTable::kTailBytes,
+           "group record size");
+      fits(view,
+           std::uint64_t{table.per_page.quotient(table.groups - 1)} + 1 +
+               (table.pieces + per_page - 1) / per_page,
+           static_cast<std::size_t>(table.per_page.value()) * table.record_bytes, "group");
+    }
     const PagePool::View vectors = pool.view(layout.vectors.store);
     const std::uint64_t bytes = std::uint64_t{layout.count} * layout.vectors.record_bytes;
     fits(vectors, (bytes + vectors.page_bytes - 1) / vectors.page_bytes, 0, "vector");

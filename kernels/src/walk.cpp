@@ -80,28 +80,44 @@ void Walk::run(const float* query) {
     ef = std::min<std::size_t>(layout_.count,
                                static_cast<std::size_t>(static_cast<double>(ef) / selectivity));
   }
+  walk(ef);
+  if (left_ && !scan_ranges()) {
+    left_ = false;
+    params_.range_groups = 0;
+    s_.allowed.reset(params_.ef);
+    walk(ef);
+  }
+  if (filtered_ && !left_) widen(ef);
+  forget_visited();
+  settling_.list.swap((filtered_ ? s_.allowed : s_.nearest).items());
+}
+
+// Walks down to the bottom, and over it as widely as the query needs.
+void Walk::walk(std::size_t ef) {
   const std::size_t near_ef = std::max(params_.near_ef, params_.k);
   const bool tries = params_.near_ef != 0 && !filtered_ && near_ef < ef;
   const bool widely = params_.entry_ef > 1 && layout_.levels.size() > 1;
   descend(widely && !tries ? params_.entry_ef : 1);
+  if (left_) return;
   if (tries || params_.farther_count > 0) s_.entries = s_.nearest.items();
   if (tries) {
     walk_level(0, near_ef, true);
+    if (left_) return;
     stats_.narrow = is_near();
     if (!stats_.narrow) widely ? enter_widely(params_.entry_ef) : begin_anew();
+    if (left_) return;
   }
   if (!stats_.narrow) {
     walk_level(0, ef, true);
+    if (left_) return;
     if (!filtered_) go_farther();
+    if (left_) return;
   }
   if (params_.near_mean_loss > 0 && !filtered_ && (tries ? stats_.narrow : is_near())) {
     params_.mean_loss = params_.near_mean_loss;
     params_.rerank_target = params_.near_rerank_target;
     params_.line = params_.near_line;
   }
-  if (filtered_) widen(ef);
-  forget_visited();
-  settling_.list.swap((filtered_ ? s_.allowed : s_.nearest).items());
 }
 
 // How near the query lies to the best that was met, by its codes; see index/recall_bounds.py. Not a
@@ -138,6 +154,7 @@ void Walk::go_farther() {
   }
   if (walk.entry_ef > 1 && layout_.levels.size() > 1) {
     enter_widely(walk.entry_ef);
+    if (left_) return;
   } else {
     begin_anew();
   }
@@ -196,6 +213,7 @@ void Walk::enter_widely(std::uint32_t entry_ef) {
   s_.nearest.items().swap(s_.entries);
   begin_anew();
   walk_level(1, entry_ef, false);
+  if (left_) return;
   std::vector<Candidate>& starts = s_.nearest.items();
   s_.entries = starts;   // of a walk after the one that follows
   begin_anew();
@@ -227,6 +245,7 @@ void Walk::descend(std::size_t entry_ef) {
   }
   for (std::size_t level = top; level >= 1; --level) {
     walk_level(static_cast<std::uint32_t>(level), level == 1 ? last : width, false);
+    if (left_) return;
     begin_anew();
   }
 }

@@ -3,6 +3,7 @@
 
 #include <cstring>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "rerank.hpp"
@@ -117,6 +118,44 @@ class CandidateList {
   std::size_t cursor_ = 0;
 };
 
+// Rows of a group that share a page of codes.
+struct RowsOfPage {
+  std::uint32_t group;   // its place among those that are scanned
+  std::uint32_t page;    // among those that are wanted
+  std::uint32_t first;
+  std::uint32_t last;    // one past the last
+};
+
+// The table of groups, in memory, and its groups in the order in which they lie from a query.
+class NearestGroups {
+ public:
+  NearestGroups(const SegmentLayout& layout, const Quantizer& quantizer, const Kernels& kernels)
+      : table_(layout.ranges), layout_(layout), quantizer_(quantizer), kernels_(kernels) {}
+
+  // The pages of the table, for take().
+  void want(PagePool& pool, std::vector<PageRef>& wanted) const;
+  // Puts the `most` nearest groups in order, of those whose pages came. Returns how many did not.
+  std::size_t take(PinnedPages pages, const PreparedQuery& query, std::size_t most);
+
+  std::size_t size() const noexcept { return order_.size(); }
+  std::uint32_t at(std::size_t place) const noexcept { return order_[place].second; }
+  // Calls `look` with the first and one past the last row of each piece. False where the table says
+  // what no writer writes, or its pages did not come; what was looked at before is of use all the
+  // same.
+  template <typename Look>
+  bool each_piece(std::size_t place, const Look& look) const;
+
+ private:
+  const std::uint8_t* record(std::uint32_t group) const noexcept;
+
+  const RangeTable& table_;
+  const SegmentLayout& layout_;
+  const Quantizer& quantizer_;
+  const Kernels& kernels_;
+  PinnedPages pages_;
+  std::vector<std::pair<float, std::uint32_t>> order_;
+};
+
 struct Searcher::Scratch {
   CandidateList nearest;       // drives the walk
   CandidateList allowed;       // answers, when a filter keeps some nodes out of them
@@ -133,6 +172,8 @@ struct Searcher::Scratch {
   std::vector<std::int32_t> dots;
   std::vector<std::int32_t> more_dots;
   std::vector<PageRef> wanted;
+  std::vector<RowsOfPage> spans;              // of a scan of groups
+  std::vector<PageNumber> pages;              // that it misses
   std::vector<std::unique_ptr<Settling>> spare;   // of queries that are settled
   PendingPages flight;    // what other queries of the batch wait for
 };
@@ -145,6 +186,7 @@ class Walk {
   void run(const float* query);
 
  private:
+  void walk(std::size_t ef);
   void descend(std::size_t entry_ef);
   void enter_widely(std::uint32_t entry_ef);
   float nearness() const;
@@ -158,6 +200,7 @@ class Walk {
   void take_neighbors(const std::uint8_t* record, const LinkLevel& level);
   void fetch_codes();
   void compare_codes();
+  void compare_pointers();
   void compare_vectors();
   void prefetch_links(std::uint32_t row) const;
   void offer(std::uint32_t row, const std::uint8_t* code, std::int32_t dot);
@@ -165,6 +208,11 @@ class Walk {
   void read_missing(const LinkLevel& level);
   std::uint32_t ahead_max(std::size_t ef) const;
   void scan_allowed();
+  bool scan_ranges();
+  void bridge_gaps();
+  void scan_groups(const NearestGroups& groups, std::size_t from, std::size_t to);
+  PinnedPages fetch_at_once(const std::vector<PageRef>& wanted);
+  bool leaves_for_ranges();
 
   bool is_allowed(std::uint32_t row) const {
     return params_.allow == nullptr || ((params_.allow[row >> 3] >> (row & 7)) & 1) != 0;
@@ -203,6 +251,7 @@ class Walk {
   bool counting_ = false;   // whether this level's work counts in the statistics: the bottom's
   bool offering_ = false;   // whether nodes met now may be answers to the filter
   bool roomy_ = false;      // whether the last read found frames idle, and time
+  bool left_ = false;       // whether the walk has missed a page and a scan of groups follows
 };
 
 }  // namespace stoker

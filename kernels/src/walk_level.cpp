@@ -83,6 +83,7 @@ void Walk::walk_level(std::uint32_t level_number, std::size_t ef, bool bottom) {
       }
     }
     if (s_.links_missing.empty() && s_.codes_missing.empty()) break;
+    if (leaves_for_ranges()) return;
     if (may_read(settling_)) {
       read_missing(level);
     } else {
@@ -177,8 +178,13 @@ void Walk::compare_vectors() {
 
 // Inside the same ReadGuard. Compares the query with the codes that were fetched.
 void Walk::compare_codes() {
+  stats_.hits += static_cast<std::uint32_t>(s_.pointers.size());
+  compare_pointers();
+}
+
+// Where the codes at s_.pointers stay meanwhile.
+void Walk::compare_pointers() {
   const std::size_t count = s_.pointers.size();
-  stats_.hits += static_cast<std::uint32_t>(count);
   if (count == 0) return;
   s_.dots.resize(count);
   codes_.dots(query_, s_.pointers.data(), count, s_.dots.data(), s_.more_dots);

@@ -234,7 +234,9 @@ def fuzz_segment(data: bytes) -> None:
         with Segment.open(folder, memory_bytes=0, settings=settings) as segment:
             queries = np.zeros((2, segment.dim), np.float32)
             queries[1] = 3.0
-            hits = segment.search(queries, 5, ef=50, recall_target=0.999)
+            # Without a width the first query scans groups of near rows.
+            ef = None if data[0] & 0x40 else 50
+            hits = segment.search(queries, 5, ef=ef, recall_target=0.95 if ef is None else 0.999)
             assert (hits.rows < segment.count).all()
             segment.ids_at(hits.rows)
             segment.vectors(np.arange(min(segment.count, 4)))

@@ -29,7 +29,9 @@ def points(count: int, seed: int) -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[Any, np.ndarray]]:
+def made(
+    tmp_path_factory: pytest.TempPathFactory, small_groups: None
+) -> tuple[Path, dict[Any, np.ndarray]]:
     """Two segments, dead rows in the older one, two tenants, and changes that are not sealed."""
     path = tmp_path_factory.mktemp("repair") / "c"
     create_collection(path, dim=DIM, metric="l2")

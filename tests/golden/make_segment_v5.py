@@ -1,7 +1,8 @@
 """Make the golden segment of format version 5: ``python tests/golden/make_segment_v5.py FOLDER``.
 
 As `make_segment_v4`, under inner products, and of vectors that are all as long and have much in
-common, so that its records state what each has along their mean.
+common, so that its records state what each has along their mean; with a table of groups of near
+rows, for which there are otherwise too few.
 """
 
 from __future__ import annotations
@@ -36,7 +37,11 @@ def golden_queries() -> NDArray[np.float32]:
 
 
 if __name__ == "__main__":
-    from stoker.index import coarse_basis
+    from stoker.index import coarse_basis, range_table, row_groups
 
-    with mock.patch.object(coarse_basis, "_SAMPLE_FACTOR", 1):
+    with (
+        mock.patch.object(coarse_basis, "_SAMPLE_FACTOR", 1),
+        mock.patch.object(range_table, "RANGE_ROWS_MIN", 64),
+        mock.patch.object(row_groups, "GROUP_ROWS", 16),
+    ):
         make(Path(sys.argv[1]), golden_vectors(), golden_queries(), metric="ip")

@@ -110,7 +110,9 @@ def test_answers_are_those_of_brute_force(
 
 
 @pytest.fixture(scope="module")
-def sealed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, NDArray[np.float32]]:
+def sealed(
+    tmp_path_factory: pytest.TempPathFactory, small_groups: None
+) -> tuple[Path, NDArray[np.float32]]:
     rng = np.random.default_rng(SEED)
     vectors = clustered(rng, 3000, 96)
     path = tmp_path_factory.mktemp("sealed") / "s"

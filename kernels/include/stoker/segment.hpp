@@ -79,6 +79,23 @@ struct VectorStore {
   bool half = false;   // float16 instead of float32
 };
 
+// Groups of rows that lie near each other: of each the code of its mean, and the rows that it is made
+// of. A query whose walk misses a page scans the nearest groups instead, in one round of reads.
+//
+// Pages of group records come first, then pages of pieces. A group record is a navigation record, of
+// the mean, then u32 first piece and u32 pieces; a piece is u32 first row and u32 rows.
+struct RangeTable {
+  static constexpr std::uint32_t kPieceBytes = 8;
+  static constexpr std::uint32_t kTailBytes = 8;       // of a group record, behind the code
+  static constexpr std::uint32_t kRowsMax = 1024;      // of a group
+
+  StoreId store = 0;
+  std::uint32_t groups = 0;        // 0: there is no table
+  std::uint32_t record_bytes = 0;
+  Divisor per_page;
+  std::uint32_t pieces = 0;
+};
+
 struct SegmentLayout {
   std::uint32_t dim = 0;
   std::uint32_t count = 0;
@@ -95,6 +112,7 @@ struct SegmentLayout {
   bool walk_vectors = false;
   bool unit_rows = false;          // with walk_vectors: the measure is the cosine
   VectorStore vectors;
+  RangeTable ranges;
   // Standard deviation of the estimate's error over |q'||x - centre|, per plane, measured when the
   // segment was sealed. q' is what the centre leaves of the query; see PreparedQuery::shift.
   float coarse_error = 0;
@@ -108,6 +126,7 @@ struct FartherWalk {
   float below = 0;
   std::uint32_t ef = 0;
   std::uint32_t entry_ef = 1;
+  std::uint32_t range_groups = 0;   // in place of SearchParams::range_groups
 };
 constexpr std::size_t kFartherMax = 4;
 
@@ -142,6 +161,12 @@ struct SearchParams {
   // nearness: the last one counts that it is below. Its edges fall. Never with a filter.
   std::array<FartherWalk, kFartherMax> farther{};
   std::uint32_t farther_count = 0;
+  // A walk that misses a page is left for a scan of so many groups of the layout's `ranges`, and what
+  // such a scan may lose when it is settled takes the place of `mean_loss` and `rerank_target`.
+  // 0: the walk reads what it misses. Not with a filter that takes out many rows.
+  std::uint32_t range_groups = 0;
+  float range_mean_loss = 0;
+  float range_rerank_target = 0;
   // Expected share of the true k among the answer, given that the walk has found them; the
   // re-rank reads pages from the device until the estimate reaches it.
   float rerank_target = 0.98f;
@@ -186,6 +211,8 @@ struct QueryStats {
   bool scanned = false;             // answered by a scan of the allowed rows, without a walk
   bool narrow = false;              // answered by a walk of width `near_ef`
   std::uint32_t farther = 0;        // answered by this one of the farther walks, from 1; 0: by none
+  std::uint32_t range_groups = 0;   // answered by a scan of so many groups, without a walk
+  std::uint32_t ranges_whole = 0;   // of them, the nearest, so many before one that was not all there
 };
 
 struct Settling;   // these three are of no use to callers
@@ -263,6 +290,10 @@ class Searcher {
   // Copies the exact vectors of `rows` as float32, reading pages as needed. Returns how many
   // could not be had; their output is not-a-number.
   std::size_t vectors(const std::uint32_t* rows, std::size_t count, float* out);
+
+  // The `count` groups of the layout's `ranges` that lie nearest, in order; kNoRow where there are
+  // fewer, or where their part of the table cannot be had. For calibration.
+  void nearest_groups(const float* query, std::size_t count, std::uint32_t* out);
 
   // The errors of the estimates for given (query, row) pairs, over |q'||x - centre|: of what the
   // walk navigates on, and of both planes. For calibration.

@@ -1,0 +1,315 @@
+// A scan of the groups of rows that lie nearest, for a query whose walk misses a page.
+//
+// A walk that has to read waits for the device step after step, some ten times before it is warm. The
+// table of groups tells beforehand where rows near the query lie: their codes come in one round.
+#include <algorithm>
+#include <cmath>
+
+#include "walk.hpp"
+
+namespace stoker {
+namespace {
+
+// Rows beyond twice the answer that a scan keeps until they are settled.
+constexpr std::size_t kSpare = 100;
+// With a deadline so many groups are read at a time, the nearest first: what came in time is then of
+// use, whatever did not.
+constexpr std::size_t kGroupsHurried = 8;
+// Share of the rows that a filter has to allow: of outdated rows a segment has no more before it is
+// merged.
+constexpr double kAllowedMin = 0.7;
+// Pages between two that are missing come with them where they are no more: a cloud volume takes no
+// longer for ten pages than for another read.
+constexpr PageNumber kGapMax = 8;
+// Codes that are compared together.
+constexpr std::size_t kTogether = 256;
+
+std::uint32_t read_u32(const std::uint8_t* p) {
+  std::uint32_t value;
+  std::memcpy(&value, p, 4);
+  return value;
+}
+
+float read_f32(const std::uint8_t* p) {
+  float value;
+  std::memcpy(&value, p, 4);
+  return value;
+}
+
+std::uint32_t pages_for(std::uint32_t records, std::uint32_t per_page) {
+  return records / per_page + (records % per_page > 0 ? 1 : 0);
+}
+
+}  // namespace
+
+// ---- NearestGroups -----------------------------------------------------------------------------
+
+void NearestGroups::want(PagePool& pool, std::vector<PageRef>& wanted) const {
+  const auto per_page =
+      static_cast<std::uint32_t>(pool.view(table_.store).page_bytes / RangeTable::kPieceBytes);
+  const PageNumber pages =
+      pages_for(table_.groups, table_.per_page.value()) + pages_for(table_.pieces, per_page);
+  for (PageNumber page = 0; page < pages; ++page) wanted.push_back({table_.store, page});
+}
+
+const std::uint8_t* NearestGroups::record(std::uint32_t group) const noexcept {
+  const std::uint32_t page = table_.per_page.quotient(group);
+  const std::byte* bytes = pages_.data(page);
+  if (bytes == nullptr) return nullptr;
+  return reinterpret_cast<const std::uint8_t*>(bytes) +
+         static_cast<std::size_t>(group - page * table_.per_page.value()) * table_.record_bytes;
+}
+
+std::size_t NearestGroups::take(PinnedPages pages, const PreparedQuery& query, std::size_t most) {
+  pages_ = std::move(pages);
+  order_.clear();
+  const CodeShape& shape = quantizer_.shape();
+  const float offset = 7.5f * static_cast<float>(query.sum8);
+  std::vector<const std::uint8_t*> codes;
+  std::vector<std::uint32_t> groups;
+  std::vector<std::int32_t> dots(kTogether);
+  std::size_t lost = 0;
+  const auto compare = [&] {
+    if (codes.empty()) return;
+    kernels_.dot_code4(query.q8.data(), shape.blocks, codes.data(), codes.size(), dots.data());
+    for (std::size_t i = 0; i < codes.size(); ++i) {
+      const float correction = read_f32(codes[i] + shape.code_bytes);
+      const float product =
+          (static_cast<float>(dots[i]) - offset) * query.scale8 * correction;
+      const float distance = query.product_factor * product +
+                             query.length_factor * read_f32(codes[i] + shape.code_bytes + 4);
+      if (std::fabs(distance) < 3.0e38f) {
+        order_.emplace_back(distance, groups[i]);
+      } else {
+        ++lost;   // from a hostile record
+      }
+    }
+    codes.clear();
+    groups.clear();
+  };
+  for (std::uint32_t group = 0; group < table_.groups; ++group) {
+    const std::uint8_t* code = record(group);
+    if (code == nullptr) {
+      ++lost;
+      continue;
+    }
+    codes.push_back(code);
+    groups.push_back(group);
+    if (codes.size() == kTogether) compare();
+  }
+  compare();
+  const std::size_t kept = std::min(most, order_.size());
+  std::partial_sort(order_.begin(), order_.begin() + static_cast<std::ptrdiff_t>(kept),
+                    order_.end());
+  order_.resize(kept);
+  return lost;
+}
+
+template <typename Look>
+bool NearestGroups::each_piece(std::size_t place, const Look& look) const {
+  const std::uint8_t* tail = record(at(place)) + quantizer_.shape().code_record_bytes;
+  const std::uint32_t first = read_u32(tail);
+  const std::uint32_t count = read_u32(tail + 4);
+  if (first > table_.pieces || count > table_.pieces - first) return false;
+  const auto per_page = static_cast<std::uint32_t>(pages_.page_bytes() / RangeTable::kPieceBytes);
+  const std::uint32_t piece_page = pages_for(table_.groups, table_.per_page.value());
+  std::uint32_t left = RangeTable::kRowsMax;
+  for (std::uint32_t piece = first; piece < first + count; ++piece) {
+    const std::byte* page = pages_.data(piece_page + piece / per_page);
+    if (page == nullptr) return false;
+    const auto* bytes = reinterpret_cast<const std::uint8_t*>(page) +
+                        static_cast<std::size_t>(piece % per_page) * RangeTable::kPieceBytes;
+    const std::uint32_t row = read_u32(bytes);
+    const std::uint32_t rows = read_u32(bytes + 4);
+    if (rows > left || row > layout_.count || rows > layout_.count - row) return false;
+    left -= rows;
+    if (rows > 0) look(row, row + rows);
+  }
+  return true;
+}
+
+// ---- Walk --------------------------------------------------------------------------------------
+
+// After a miss: whether the walk ends here, since a scan of groups takes its place. Not under a filter
+// that takes many rows out: what it leaves of the nearest groups may be too little.
+bool Walk::leaves_for_ranges() {
+  if (params_.range_groups == 0 || !may_read(settling_)) return false;
+  if (filtered_ && static_cast<double>(params_.allow_count) <
+                       kAllowedMin * static_cast<double>(layout_.count)) {
+    return false;
+  }
+  s_.links_missing.clear();
+  s_.codes_missing.clear();
+  left_ = true;
+  return true;
+}
+
+// Has pages read that are all wanted, in one round.
+PinnedPages Walk::fetch_at_once(const std::vector<PageRef>& wanted) {
+  PendingPages pending =
+      pool_.begin_fetch(wanted.data(), wanted.size(), params_.deadline, false);
+  if (s_.flight.pending()) {   // as in read_missing()
+    pending.issue();
+    s_.flight.land(params_.deadline);
+  }
+  PinnedPages pages = pending.finish(params_.deadline);
+  if (pages.reads() > 0) ++stats_.rounds;
+  stats_.bytes_read += pages.bytes_read();
+  stats_.pages_read += pages.bytes_read() / links_.page_bytes;
+  return pages;
+}
+
+// Looks at the rows of the nearest groups in place of a walk. One that ends far from the query, by
+// what it has met, goes on to more of them, as walks do. False where a filter left too few of those
+// rows to be sure of the answer, and nothing is changed then.
+bool Walk::scan_ranges() {
+  forget_visited();
+  // What was walked counts for nothing.
+  stats_.expanded = stats_.evaluated = 0;
+  stats_.narrow = false;
+  stats_.farther = 0;
+  const std::size_t kept = 2 * std::size_t{params_.k} + kSpare;
+  s_.nearest.reset(kept);
+  s_.allowed.reset(kept);
+  level_ = &layout_.levels[0];
+  offering_ = filtered_;
+  counting_ = true;
+
+  std::size_t most = params_.range_groups;
+  for (std::uint32_t i = 0; i < params_.farther_count; ++i) {
+    most = std::max<std::size_t>(most, params_.farther[i].range_groups);
+  }
+  NearestGroups groups(layout_, searcher_.quantizer_, searcher_.kernels_);
+  s_.wanted.clear();
+  groups.want(pool_, s_.wanted);
+  PinnedPages table = fetch_at_once(s_.wanted);
+  for (std::size_t i = 0; i < table.size(); ++i) {
+    const PageStatus status = table.status(i);
+    if (status == PageStatus::deadline) stats_.deadline_hit = true;
+    if (status == PageStatus::corrupt || status == PageStatus::io_error) ++stats_.damaged;
+  }
+  stats_.skipped += static_cast<std::uint32_t>(groups.take(std::move(table), query_, most));
+
+  std::size_t wanted = params_.range_groups;
+  scan_groups(groups, 0, wanted);
+  if (params_.farther_count > 0 && !s_.nearest.items().empty()) {
+    const float near = nearness();
+    std::uint32_t band = 0;
+    // What is no number lies below all edges.
+    while (band < params_.farther_count && !(near >= params_.farther[band].below)) ++band;
+    if (band > 0 && params_.farther[band - 1].range_groups > wanted) {
+      scan_groups(groups, wanted, params_.farther[band - 1].range_groups);
+      wanted = params_.farther[band - 1].range_groups;
+    }
+  }
+  if (filtered_ && !covers_answer()) {
+    stats_.ranges_whole = 0;
+    if (may_read(settling_)) {
+      forget_visited();
+      stats_.evaluated = 0;
+      return false;
+    }
+    ++stats_.skipped;
+  }
+  stats_.range_groups = static_cast<std::uint32_t>(wanted);
+  params_.mean_loss = params_.range_mean_loss;
+  params_.rerank_target = params_.range_rerank_target;
+  params_.line = LossLine();
+  return true;
+}
+
+// Adds to s_.wanted, pages of codes, what lies between missing ones that are near each other.
+void Walk::bridge_gaps() {
+  std::vector<PageNumber>& missing = s_.pages;
+  missing.clear();
+  for (const PageRef& wanted : s_.wanted) {
+    if (walked_.peek(wanted.page) == nullptr) missing.push_back(wanted.page);
+  }
+  std::sort(missing.begin(), missing.end());
+  for (std::size_t i = 1; i < missing.size(); ++i) {
+    // Twice the same page is no gap.
+    if (missing[i] <= missing[i - 1] + 1 || missing[i] - missing[i - 1] - 1 > kGapMax) continue;
+    for (PageNumber page = missing[i - 1] + 1; page < missing[i]; ++page) {
+      s_.wanted.push_back({codes_.records.store, page});
+    }
+  }
+}
+
+// Compares the query with the rows of groups, those from the `from`-th nearest on.
+void Walk::scan_groups(const NearestGroups& groups, std::size_t from, std::size_t to) {
+  to = std::min(to, groups.size());
+  const RecordStore& codes = codes_.records;
+  const std::size_t step = params_.deadline ? kGroupsHurried : groups.size();
+  for (std::size_t start = from; start < to; start += step) {
+    const std::size_t stop = std::min(to, start + step);
+    s_.wanted.clear();
+    s_.spans.clear();
+    std::uint32_t rows_in_all = 0;
+    std::size_t first_broken = stop;
+    for (std::size_t place = start; place < stop; ++place) {
+      const bool sound = groups.each_piece(place, [&](std::uint32_t first, std::uint32_t last) {
+        rows_in_all += last - first;
+        for (std::uint32_t row = first; row < last;) {
+          const PageNumber page = codes.page_of(row);
+          const auto next = static_cast<std::uint32_t>(
+              std::min<std::uint64_t>(last, (page + std::uint64_t{1}) * codes.per_page.value()));
+          if (s_.wanted.empty() || s_.wanted.back().page != page) {
+            s_.wanted.push_back({codes.store, page});
+          }
+          s_.spans.push_back({static_cast<std::uint32_t>(place),
+                              static_cast<std::uint32_t>(s_.wanted.size() - 1), row, next});
+          row = next;
+        }
+      });
+      if (sound) continue;
+      ++stats_.damaged;
+      first_broken = std::min(first_broken, place);
+    }
+    if (!may_read(settling_)) {
+      stats_.skipped += rows_in_all;
+      continue;
+    }
+    bridge_gaps();
+    const PinnedPages pages = fetch_at_once(s_.wanted);
+    for (const RowsOfPage& span : s_.spans) {
+      const std::byte* page = pages.data(span.page);
+      const std::uint32_t rows = span.last - span.first;
+      (pages.is_read(span.page) || page == nullptr ? stats_.misses : stats_.hits) += rows;
+      if (page == nullptr) {
+        const PageStatus status = pages.status(span.page);
+        stats_.skipped += rows;
+        if (status == PageStatus::deadline) stats_.deadline_hit = true;
+        if (status == PageStatus::corrupt || status == PageStatus::io_error) ++stats_.damaged;
+        first_broken = std::min<std::size_t>(first_broken, span.group);
+        continue;
+      }
+      for (std::uint32_t row = span.first; row < span.last; ++row) {
+        if (!visit(row)) continue;   // a hostile table may have it in two groups
+        s_.pointers.push_back(
+            reinterpret_cast<const std::uint8_t*>(page + codes.offset_of(row)));
+        s_.pointer_rows.push_back(row);
+      }
+      if (s_.pointers.size() >= kTogether) compare_pointers();
+    }
+    compare_pointers();
+    if (stats_.ranges_whole == start) {
+      stats_.ranges_whole = static_cast<std::uint32_t>(first_broken);
+    }
+  }
+}
+
+// ---- Searcher ----------------------------------------------------------------------------------
+
+void Searcher::nearest_groups(const float* query, std::size_t count, std::uint32_t* out) {
+  std::fill(out, out + count, kNoRow);
+  if (layout_.ranges.groups == 0) return;
+  PreparedQuery prepared;
+  prepare_query(quantizer_, query, layout_.metric == Metric::l2, prepared);
+  NearestGroups groups(layout_, quantizer_, kernels_);
+  std::vector<PageRef> wanted;
+  groups.want(pool_, wanted);
+  groups.take(pool_.fetch(wanted.data(), wanted.size()), prepared, count);
+  for (std::size_t i = 0; i < groups.size(); ++i) out[i] = groups.at(i);
+}
+
+}  // namespace stoker
