@@ -43,6 +43,7 @@ from stoker.service.publisher import Publisher
 from stoker.service.settings import ServiceSettings
 from stoker.service.streams import EventLog
 from stoker.service.text_model import TextModel
+from stoker.service.whole_file import hold, let_go
 
 log = structlog.get_logger(__name__)
 
@@ -75,7 +76,8 @@ def open_engine(
         undo.callback(index.close)
         state_dir = state_folder(path, service)
         lock = lock_state(state_dir)
-        undo.callback(os.close, lock)
+        undo.callback(_unlock_state, state_dir, lock)
+        hold(state_dir, state_dir / _LOCK_NAME, lock)
         event_log = open_event_log(service, state_dir)
         undo.callback(event_log.close)
         replica = replica_name(state_dir)  # ours alone by the lock, and by the place that it notes
@@ -118,7 +120,7 @@ def open_engine(
             config=config,
             metrics=metrics,
             receipt_path=state_dir / RECEIPT_NAME,
-            closed=lambda: os.close(lock),
+            closed=lambda: _unlock_state(state_dir, lock),
         )
         index.heat_from(engine.demand)
         undo.pop_all()
@@ -236,3 +238,9 @@ def lock_state(state_dir: Path) -> int:
             "service.state_dir of its own"
         ) from error
     return lock
+
+
+def _unlock_state(state_dir: Path, lock: int) -> None:
+    """Give the folder's lock up."""
+    let_go(state_dir)
+    os.close(lock)

@@ -2,8 +2,34 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
+
+from stoker.index.generation import file_identity
+
+# Folders that this process has locked: the lock's file, and what tells it from all others.
+_HELD: dict[Path, tuple[Path, tuple[int, int]]] = {}
+
+
+def hold(folder: Path, lock_path: Path, descriptor: int) -> None:
+    """Let nothing be written to a folder of this name any more but to the one that is locked.
+
+    Whoever puts another index, and its state, into the place of one that is served would else find
+    that server's heat and offsets in it, which belong to another event log.
+
+    Args:
+        folder: The folder.
+        lock_path: The lock's file in it.
+        descriptor: That file, open, and locked by this process.
+    """
+    found = os.fstat(descriptor)
+    _HELD[folder.absolute()] = lock_path, (found.st_dev, found.st_ino)
+
+
+def let_go(folder: Path) -> None:
+    """Forget what `hold` was told, before the lock is given up."""
+    _HELD.pop(folder.absolute(), None)
 
 
 def replace_file(path: Path, *parts: bytes) -> None:
@@ -18,8 +44,14 @@ def replace_file(path: Path, *parts: bytes) -> None:
         parts: The content, one behind the other.
 
     Raises:
-        OSError: it could not be written; the old content is still there.
+        OSError: it could not be written; the old content is still there. ESTALE: this process
+            holds a folder of this name (`hold`), and another one lies there now.
     """
+    held = _HELD.get(path.parent.absolute())
+    if held is not None and file_identity(held[0]) != held[1]:
+        raise OSError(
+            errno.ESTALE, "not the folder that this process has locked; was it replaced?", str(path)
+        )
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with temporary.open("wb") as file:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,8 @@ import structlog
 from stoker.index.build import build_segment
 from stoker.index.collection import Collection
 from stoker.index.collection_build import build_collection
+from stoker.prefetch.events import SEARCH_PERFORMED, new_event
+from stoker.service.bodies import WarmupRequest
 from stoker.service.configuration import StokerConfig
 from stoker.service.engine_opening import open_engine
 from stoker.service.index_place import IndexPlace
@@ -93,3 +96,31 @@ def test_looks_go_on_after_one_that_failed() -> None:
     assert [line["event"] for line in lines][:2] == [
         "service.index_not_looked", "service.index_replaced",
     ]  # fmt: skip
+
+
+def test_a_server_writes_no_state_into_an_index_put_in_its_place(tmp_path: Path) -> None:
+    """Its heat goes with the offsets of its own event log; the other one has another."""
+    path, other = make(tmp_path / "index", "rw"), make(tmp_path / "other", "rw")
+    search = new_event(SEARCH_PERFORMED, tenant="t", chunk_ids=["1"], time_s=time.time())
+    config = StokerConfig(service=ServiceSettings(placement="off", embed_model="off", warm="none"))
+    for folder in (other, path):
+        engine = open_engine(folder, config)
+        engine.start()
+        engine.append_events([search])
+        if folder is other:
+            engine.close()
+    assert (other / "state" / "heat.snapshot").exists()
+    theirs = contents(other / "state")
+    path.rename(tmp_path / "gone")
+    other.rename(path)
+    with structlog.testing.capture_logs() as lines:
+        engine.start_warm(WarmupRequest(None, None, everything=False, wait=False))
+        engine.wait_warm(60.0)
+        engine.close()
+    assert contents(path / "state") == theirs
+    assert "service.snapshot_failed" in {line["event"] for line in lines}
+    open_engine(path, config).close()  # it can be taken up, by this process too
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()}
