@@ -47,11 +47,7 @@ def replace_file(path: Path, *parts: bytes) -> None:
         OSError: it could not be written; the old content is still there. ESTALE: this process
             holds a folder of this name (`hold`), and another one lies there now.
     """
-    held = _HELD.get(path.parent.absolute())
-    if held is not None and file_identity(held[0]) != held[1]:
-        raise OSError(
-            errno.ESTALE, "not the folder that this process has locked; was it replaced?", str(path)
-        )
+    _check_held(path)
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with temporary.open("wb") as file:
@@ -67,3 +63,12 @@ def replace_file(path: Path, *parts: bytes) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def _check_held(path: Path) -> None:
+    """Return if nothing else lies where the folder was that this process holds."""
+    held = _HELD.get(path.parent.absolute())
+    if held is not None and file_identity(held[0]) != held[1]:
+        raise OSError(
+            errno.ESTALE, "not the folder that this process has locked; was it replaced?", str(path)
+        )
