@@ -23,10 +23,12 @@ def test_searches_while_merging(
     spec.loader.exec_module(bench)
     monkeypatch.setattr(bench, "IDLE_QUERIES_MIN", 200)
     monkeypatch.setattr(bench, "_CONTROL_S", 0.1)
-    report = bench.run(vectors=2_000, dim=32, rounds=3, share=0.1, seed=1, idle_first_s=0.2)
+    # Searches are timed for as long again before and after each merge. From 256 rows on, as here,
+    # those run in a process of their own.
+    report = bench.run(vectors=1_000, dim=32, rounds=2, share=0.3, seed=1, idle_first_s=0.2)
     with capsys.disabled():
         print(f"\n{bench.render(report)}")
-    assert len(report["rounds"]) == 3
+    assert len(report["rounds"]) == 2
     assert report["write_amplification"] >= 1
     for row in report["rounds"]:
         assert row["computing_p99_ms"] > 0
