@@ -26,6 +26,9 @@ log = structlog.get_logger(__name__)
 _FILES_KEPT: Final = 256
 _CONNECTIONS_MIN: Final = 16
 _REFUSED_S: Final = 1.0  # how long a refused client may take to send its request and read why
+# How long what a client still sends is read away behind its answer, so that it gets to read that:
+# some round trips. One that sends without end would else have the event loop busy for 10 s.
+_LINGER_S: Final = 2.0
 _SAID_AGAIN_S: Final = 60.0
 _GOLDEN: Final = 0.6180339887498949
 _LIVE: Final = (
@@ -243,6 +246,7 @@ class _Connection(web.RequestHandler):
             server,
             loop=asyncio.get_running_loop(),
             keepalive_timeout=keepalive_s,
+            lingering_time=_LINGER_S,
             access_log=None,  # type: ignore[arg-type]
         )
         self._refusals = refusals

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import json
 import re
@@ -448,6 +449,34 @@ async def test_a_connection_too_many_is_told_so(start: Start) -> None:
     assert b'requests_total{method="other",route="unmatched",status="429"}' in counted
     kept[1].close()
     await kept[1].wait_closed()
+
+
+async def test_who_goes_on_sending_behind_an_answer_is_cut_off(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading it away, without end, takes the event loop's time from all others."""
+    monkeypatch.setattr("stoker.service.connections._LINGER_S", 0.1)
+    client, _ = await start(body_bytes_max=100_000)
+    assert client.server is not None
+    reader, writer = await asyncio.open_connection("127.0.0.1", client.server.port)
+    writer.write(
+        b"POST /v1/search HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\n"
+    )
+
+    async def send() -> None:
+        while True:
+            writer.write(b"10000\r\n" + bytes(65_536) + b"\r\n")
+            await writer.drain()
+
+    sending = asyncio.create_task(send())
+    answer = await reader.readuntil(b"\r\n\r\n")  # while it still sends
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    with pytest.raises(ConnectionError):
+        await asyncio.wait_for(sending, 60.0)
+    writer.close()
+    with contextlib.suppress(ConnectionError):
+        await writer.wait_closed()
 
 
 async def test_a_packed_body_counts_unpacked(start: Start) -> None:
