@@ -128,6 +128,9 @@ class ReusePolicy:
     # Of delta: the chance of error at which one more pick neither helps nor hinders a proof that
     # bets q = 1/2: it adds q delta, and costs ln(1 / (1 - q)) times its chance.
     EVEN = 0.5 / math.log(2.0)
+    # Of delta: the largest chance of error that is reused, however much room the run has. Errors
+    # are counted where the same words may have come before; what is new errs more than they say.
+    REUSE_MAX = 5.0
     FORECAST = 0.7  # of the mean of two forecasts that are each too high in their own way
     PROOFS_MAX = 4  # under way at once; the newest is replaced first
     CHECKS_OPEN_MAX = 128  # a server has fewer: 16 that wait, and one for each thread of searches
@@ -159,8 +162,8 @@ class ReusePolicy:
         self._alarm = DriftAlarm(rate=min(delta, 0.5))
 
     def _alpha_of(self, serial: int) -> float:
-        # 0.8, 0.16, 0.032, ... of alpha: however often a proof is begun, they sum to alpha.
-        return self._alpha * 0.8 * 0.2**serial
+        # 0.9, 0.09, 0.009, ... of alpha: however often a proof is begun, they sum to alpha.
+        return self._alpha * 0.9 * 0.1**serial
 
     def _leading(self) -> _Proof | None:
         return min(self._proofs, key=lambda proof: proof.bound.upper(), default=None)
@@ -325,7 +328,8 @@ class ReusePolicy:
         counted = (errors + self.UNSEEN) / ranks
         if self.bound() <= self._delta:
             shares = counted  # too high where neighbourhoods were thinner: the safe side
-            rank: int | None = self._rank_to_reuse(shares)
+            likely = int(np.searchsorted(chances, self.REUSE_MAX * self._delta, side="right"))
+            rank: int | None = self._rank_to_reuse(shares[: max(1, likely)])
         else:
             # Errors cost nothing but time here. Two forecasts, each too high in its own case: those
             # counted are from when less was known, and the fitted ones smear few errors. Where

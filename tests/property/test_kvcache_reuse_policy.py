@@ -94,6 +94,27 @@ def test_reuses_are_watched_by_what_the_proof_could_bear() -> None:
     assert ratios == sorted(ratios, reverse=True), "no error came, so the proof only grew"
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_room_for_errors_is_not_spent_on_what_is_likely_wrong(seed: int) -> None:
+    """One candidate in fifty is far away and wrong half of the time: delta has room for all."""
+    rng = np.random.default_rng((101, seed))
+    policy = ReusePolicy(delta=DELTA, alpha=ALPHA, verify_ratio=0.2)
+    reused, likely_wrong = 0, 0
+    for _ in range(1_500):
+        far = bool(rng.random() < 0.02)
+        similarity = 0.6 if far else 1.0 - 0.1 * float(rng.random())
+        features = pair_features(SAME, SAME, similarity=similarity, around=NO_NEIGHBORHOOD)
+        verdict = policy.decide(features, float(rng.random()))
+        reused += verdict.allowed
+        likely_wrong += verdict.allowed and far
+        if verdict.verify:
+            policy.learn(verdict, features, same=not far or bool(rng.random() < 0.5))
+        else:
+            policy.skip(verdict)
+    assert reused > 900
+    assert likely_wrong == 0
+
+
 def unchecked(seed: int, *, wrong_only: bool, told: bool, policy: ReusePolicy) -> tuple[int, int]:
     """Prove on clean picks, then lose checks; return reuses from then on, and the wrong ones.
 
