@@ -36,6 +36,7 @@ from stoker.index.loss_lines import LOSS_KINDS, LossLines
 from stoker.index.loss_probe import measure_losses
 from stoker.index.manifest import FILES, Manifest
 from stoker.index.range_recall import GROUP_COUNTS, RangeRecall
+from stoker.index.range_table import WHOLE_NEAREST, Ranges
 from stoker.index.recall_bounds import SCAN_ROWS_MAX, scan_width
 from stoker.index.segment import Segment
 from stoker.index.settings import IndexSettings
@@ -152,7 +153,7 @@ def calibrate(
     folder: Path,
     manifest: Manifest,
     probe: Probe,
-    group_of_row: NDArray[np.uint32] | None = None,
+    groups: Ranges | None = None,
 ) -> Manifest:
     """Search the sealed files with the held-out queries; return the manifest with the findings.
 
@@ -160,8 +161,7 @@ def calibrate(
         folder: Of the segment.
         manifest: Of it, without a calibration.
         probe: Held-out queries, which all vectors have passed.
-        group_of_row: uint32, shape (count,): the group of near rows that each row is of; None
-            without such groups.
+        groups: Of near rows; None without such.
     """
     few = probe.fewer(_QUERIES_WIDE, STRANGERS)
     by_stage = probe.fewer(_QUERIES_WIDE, _STRANGERS_STAGES)
@@ -212,10 +212,8 @@ def calibrate(
             of_deep = _Asked(deep, deep, alike, bands, deep_near)
             sorts.append(_Sort((deep_k,), of_deep, wide, _DEEP_WHOLE))
         ranges: tuple[RangeRecall, ...] = ()
-        if group_of_row is not None:
-            ranges = tuple(
-                entry for sort in sorts for entry in _ranges(segment, sort, group_of_row)
-            )
+        if groups is not None:
+            ranges = tuple(entry for sort in sorts for entry in _ranges(segment, sort, groups))
         found = [_walks(segment, sort, entry_cost) for sort in sorts]
         scanned = manifest.count <= SCAN_ROWS_MAX and _lacking(found)
         scans = [_scan(segment, sort) if scanned else {} for sort in sorts]
@@ -463,19 +461,23 @@ def _scan(segment: Segment, sort: _Sort) -> dict[int, tuple[float, ...]]:
     return found
 
 
-def _ranges(segment: Segment, sort: _Sort, group_of_row: NDArray[np.uint32]) -> list[RangeRecall]:
-    """What share of the true neighbors lies in the nearest groups of rows, for each k."""
+def _ranges(segment: Segment, sort: _Sort, ranges: Ranges) -> list[RangeRecall]:
+    """What share of the true neighbors scans of the nearest groups of rows look at, for each k."""
     asked, probe = sort.asked, sort.asked.probe
-    groups = segment.manifest.range_groups
-    counts = tuple(n for n in GROUP_COUNTS if n <= groups) or (groups,)
+    counts = tuple(n for n in GROUP_COUNTS if n <= ranges.groups) or (ranges.groups,)
     nearest = segment.nearest_groups(probe.queries, counts[-1])
-    own = np.where(probe.rows >= 0, group_of_row[probe.rows], np.uint32(0xFFFFFFFE))
+    own = ranges.group_of_row[probe.rows]
+    # How many groups it takes to look at each.
+    met = own[:, :, None] == nearest[:, None, :]
+    needed = np.where(met.any(axis=2), met.argmax(axis=2) + 1, counts[-1] + 1)
+    left_out = ranges.in_small_piece()[probe.rows] & (needed > WHOLE_NEAREST)
+    needed[left_out | (probe.rows < 0)] = counts[-1] + 1
     found = []
     for k in sort.ks:
         overall, means, lows = [], [], []
         strange: list[list[tuple[float, float]]] = [[] for _ in asked.bands]
         for count in counts:
-            share = (own[:, :k, None] == nearest[:, None, :count]).any(axis=2).mean(axis=1)
+            share = (needed[:, :k] <= count).mean(axis=1)
             of_strangers = share[probe.known :]
             worst = _worst_kind(share[: probe.known], of_strangers[asked.alike], k)
             overall.append(_target_mean(share[: probe.known]))

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from stoker.index.json_values import is_count, is_share
 
 # Numbers of groups that are measured, of those that there are. More are read no sooner than walked.
-GROUP_COUNTS: Final = (4, 8, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128)
+GROUP_COUNTS: Final = (4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 56, 64, 80, 96, 112, 128)
 # Of what the target allows to be lost, what may lie outside of the groups that a scan looks at, in
 # the mean over the kinds of query. The rest is what settling may lose.
 _OUTSIDE_SHARE: Final = 0.9

@@ -25,6 +25,13 @@ RANGE_ROWS_MIN: Final = 16_384
 _ROWS_MAX: Final = 2 * GROUP_ROWS
 
 
+# Beyond so many groups, the nearest, a scan leaves out pieces of less than a so manieth of their
+# group's rows, as are those of upper levels: a piece is a read, and holds as few of the neighbors.
+# A million rows, 48 groups: 56 reads for 78 (p99), 0.971 of the neighbors for 0.975.
+WHOLE_NEAREST: Final = 8
+SMALL_SHARE: Final = 8
+
+
 @dataclasses.dataclass(frozen=True)
 class Ranges:
     """Which rows make up each group.
@@ -43,6 +50,15 @@ class Ranges:
     def groups(self) -> int:
         """How many there are."""
         return len(self.first_piece) - 1
+
+    def in_small_piece(self) -> NDArray[np.bool_]:
+        """Which rows scans leave out beyond the nearest groups, bool, shape (count,)."""
+        sizes = np.bincount(self.group_of_row, minlength=self.groups)
+        group = np.repeat(np.arange(self.groups), np.diff(self.first_piece))
+        small = self.pieces[:, 1].astype(np.int64) * SMALL_SHARE < sizes[group]
+        by_row = np.argsort(self.pieces[:, 0], kind="stable")
+        rows: NDArray[np.bool_] = np.repeat(small[by_row], self.pieces[by_row, 1])
+        return rows
 
 
 def ranges_of(places: NDArray[np.uint32]) -> Ranges | None:

@@ -288,9 +288,7 @@ class _Sealer:
         sealed_at = time.monotonic()
         if probe is not None and g.count:
             self.progress("calibrate", 0, 1)
-            manifest = calibrate(
-                self.folder, manifest, probe, ranges.group_of_row if ranges else None
-            )
+            manifest = calibrate(self.folder, manifest, probe, ranges)
             self.progress("calibrate", 1, 1)
         manifest.write(self.folder)
         calibration = manifest.calibration

@@ -26,6 +26,7 @@ from stoker.index.hits import Summarized, Summary
 from stoker.index.ids import IdLayout, IdTable
 from stoker.index.manifest import FILES, Manifest
 from stoker.index.paged_file import PagedFile, SegmentFileCorrupt
+from stoker.index.range_table import SMALL_SHARE, WHOLE_NEAREST
 from stoker.index.recall_bounds import RecallBounds
 from stoker.index.residency import Residency
 from stoker.index.search_plan import (
@@ -191,6 +192,8 @@ class Segment:
                 record_bytes=m.group_record_bytes,
                 per_page=m.page_bytes // m.group_record_bytes,
                 pieces=m.range_pieces,
+                whole_nearest=WHOLE_NEAREST,
+                small_share=SMALL_SHARE,
             )
         if m.walks_vectors:
             layout.set_walk_vectors(unit_rows=m.metric == "cosine")

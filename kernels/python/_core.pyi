@@ -184,8 +184,10 @@ class SegmentLayout:
         Navigates on the vectors themselves; `unit_rows` where the measure is the cosine.
         """
 
-    def set_ranges(self, *, store: int, groups: int, record_bytes: int, per_page: int, pieces: int) -> None:
-        """Where the table of groups of near rows lies."""
+    def set_ranges(self, *, store: int, groups: int, record_bytes: int, per_page: int, pieces: int, whole_nearest: int, small_share: int) -> None:
+        """
+        Where the table of groups of near rows lies. Beyond the nearest ones, pieces of less than a so manieth of their group's rows are left out.
+        """
 
 class SearchOptions:
     """How searches of one k, width and recall target are done."""

@@ -434,12 +434,16 @@ void bind_segment(nb::module_& m) {
       .def(
           "set_ranges",
           [](SegmentLayout& self, std::uint32_t store, std::uint32_t groups,
-             std::uint32_t record_bytes, std::uint32_t per_page, std::uint32_t pieces) {
+             std::uint32_t record_bytes, std::uint32_t per_page, std::uint32_t pieces,
+             std::uint32_t whole_nearest, std::uint32_t small_share) {
             if (per_page == 0) throw stoker::CorruptData("segment layout: no records in a page");
-            self.ranges = {store, groups, record_bytes, stoker::Divisor(per_page), pieces};
+            self.ranges = {store,  groups,        record_bytes, stoker::Divisor(per_page),
+                           pieces, whole_nearest, small_share};
           },
           nb::kw_only(), "store"_a, "groups"_a, "record_bytes"_a, "per_page"_a, "pieces"_a,
-          "Where the table of groups of near rows lies.");
+          "whole_nearest"_a, "small_share"_a,
+          "Where the table of groups of near rows lies. Beyond the nearest ones, pieces of less than "
+          "a so manieth of their group's rows are left out.");
 
   nb::class_<SearchOptions>(m, "SearchOptions",
                             "How searches of one k, width and recall target are done.")

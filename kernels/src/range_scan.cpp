@@ -106,7 +106,7 @@ std::size_t NearestGroups::take(PinnedPages pages, const PreparedQuery& query, s
 }
 
 template <typename Look>
-bool NearestGroups::each_piece(std::size_t place, const Look& look) const {
+bool NearestGroups::each_piece(std::size_t place, const Look& look) {
   const std::uint8_t* tail = record(at(place)) + quantizer_.shape().code_record_bytes;
   const std::uint32_t first = read_u32(tail);
   const std::uint32_t count = read_u32(tail + 4);
@@ -114,6 +114,7 @@ bool NearestGroups::each_piece(std::size_t place, const Look& look) const {
   const auto per_page = static_cast<std::uint32_t>(pages_.page_bytes() / RangeTable::kPieceBytes);
   const std::uint32_t piece_page = pages_for(table_.groups, table_.per_page.value());
   std::uint32_t left = RangeTable::kRowsMax;
+  pieces_.clear();
   for (std::uint32_t piece = first; piece < first + count; ++piece) {
     const std::byte* page = pages_.data(piece_page + piece / per_page);
     if (page == nullptr) return false;
@@ -123,7 +124,12 @@ bool NearestGroups::each_piece(std::size_t place, const Look& look) const {
     const std::uint32_t rows = read_u32(bytes + 4);
     if (rows > left || row > layout_.count || rows > layout_.count - row) return false;
     left -= rows;
-    if (rows > 0) look(row, row + rows);
+    pieces_.emplace_back(row, rows);
+  }
+  const std::uint32_t all = RangeTable::kRowsMax - left;
+  for (const auto& [row, rows] : pieces_) {
+    const bool is_small = place >= table_.whole_nearest && rows * table_.small_share < all;
+    if (rows > 0 && !is_small) look(row, row + rows);
   }
   return true;
 }
@@ -236,7 +242,7 @@ void Walk::bridge_gaps() {
 }
 
 // Compares the query with the rows of groups, those from the `from`-th nearest on.
-void Walk::scan_groups(const NearestGroups& groups, std::size_t from, std::size_t to) {
+void Walk::scan_groups(NearestGroups& groups, std::size_t from, std::size_t to) {
   to = std::min(to, groups.size());
   const RecordStore& codes = codes_.records;
   const std::size_t step = params_.deadline ? kGroupsHurried : groups.size();

@@ -139,11 +139,10 @@ class NearestGroups {
 
   std::size_t size() const noexcept { return order_.size(); }
   std::uint32_t at(std::size_t place) const noexcept { return order_[place].second; }
-  // Calls `look` with the first and one past the last row of each piece. False where the table says
-  // what no writer writes, or its pages did not come; what was looked at before is of use all the
-  // same.
+  // Calls `look` with the first and one past the last row of each piece that is to be looked at.
+  // False where the table says what no writer writes, or its pages did not come; then nothing is.
   template <typename Look>
-  bool each_piece(std::size_t place, const Look& look) const;
+  bool each_piece(std::size_t place, const Look& look);
 
  private:
   const std::uint8_t* record(std::uint32_t group) const noexcept;
@@ -154,6 +153,7 @@ class NearestGroups {
   const Kernels& kernels_;
   PinnedPages pages_;
   std::vector<std::pair<float, std::uint32_t>> order_;
+  std::vector<std::pair<std::uint32_t, std::uint32_t>> pieces_;   // of one group: first row, rows
 };
 
 struct Searcher::Scratch {
@@ -210,7 +210,7 @@ class Walk {
   void scan_allowed();
   bool scan_ranges();
   void bridge_gaps();
-  void scan_groups(const NearestGroups& groups, std::size_t from, std::size_t to);
+  void scan_groups(NearestGroups& groups, std::size_t from, std::size_t to);
   PinnedPages fetch_at_once(const std::vector<PageRef>& wanted);
   bool leaves_for_ranges();
 

@@ -106,6 +106,11 @@ def test_groups_part_the_rows_and_none_is_large(sizes: list[int], runs: int, see
     held = np.bincount(found.group_of_row)
     assert held.min() > 0
     assert held.max() <= range_table._ROWS_MAX
+    small = found.in_small_piece()
+    for group in range(found.groups):
+        for first, rows in found.pieces[found.first_piece[group] : found.first_piece[group + 1]]:
+            is_small = rows * range_table.SMALL_SHARE < held[group]
+            assert (small[first : first + rows] == is_small).all()
     # What is of one group is of one place.
     for group in range(found.groups):
         assert len(set(places[found.group_of_row == group].tolist())) == 1
@@ -135,6 +140,28 @@ def test_a_query_with_nothing_loaded_reads_in_three_rounds_and_finds_the_target(
         if sort != "strange":
             assert abs(recall.mean() - expected) <= 0.06, sort
         assert all(hits.summary.completeness[0] == 1.0 for hits in answers), sort
+
+
+def test_scans_look_at_what_was_counted_when_the_segment_was_sealed(
+    sealed: tuple[Path, str],
+) -> None:
+    path, metric = sealed
+    _, sorts = drawn(metric)
+    pieces, tails = table_of(path, Manifest.read(path))
+    for query in sorts["far"][:10]:
+        with Segment.open(path) as segment:
+            told = facts(segment.search(query[None, :], K))
+            groups = int(told["range_groups"][0])
+            assert groups > range_table.WHOLE_NEAREST
+            nearest_groups = segment.nearest_groups(query[None, :], groups)[0]
+        expected = 0
+        for place, group in enumerate(nearest_groups):
+            first, count = tails[group]
+            rows = pieces[first : first + count, 1].astype(np.int64)
+            if place >= range_table.WHOLE_NEAREST:
+                rows = rows[rows * range_table.SMALL_SHARE >= rows.sum()]
+            expected += int(rows.sum())
+        assert told["evaluated"][0] == expected
 
 
 def test_once_all_is_there_walks_answer_and_a_given_width_always_does(

@@ -94,6 +94,10 @@ struct RangeTable {
   std::uint32_t record_bytes = 0;
   Divisor per_page;
   std::uint32_t pieces = 0;
+  // Beyond so many groups, the nearest, pieces of less than a so manieth of their group's rows are
+  // left out: to read one takes as long as to read a large one.
+  std::uint32_t whole_nearest = 0xFFFFFFFFu;
+  std::uint32_t small_share = 1;
 };
 
 struct SegmentLayout {
