@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import hypothesis.strategies as st
 import numpy as np
+import pytest
 from hypothesis import given, settings
+from numpy.typing import NDArray
 
+from stoker.index import calibration
+from stoker.index.build import build_segment
 from stoker.index.calibration import _target_mean, _worst_kind
 from stoker.index.held_out import KINDS, Probe
+from stoker.index.segment import Segment
 
 
 @settings(max_examples=50)
@@ -78,3 +86,45 @@ def test_bands_part_all_that_lie_farther_than_known_queries() -> None:
     assert bands[-1][-3:].all()
     # Where next to none lies so far, all of them are one band.
     assert [band.all() for band in probe.strange_bands(near, -1.0)[1]] == [True]
+
+
+@pytest.mark.parametrize("metric", ["cosine", "l2"])
+def test_who_has_found_all_is_not_asked_again_and_means_are_those_of_asking_everybody(
+    metric: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(11)
+    centres = rng.standard_normal((20, 24))
+    vectors = centres[rng.integers(0, 20, 1_500)] + 0.5 * rng.standard_normal((1_500, 24))
+    walk = calibration._found
+    probes: list[Probe] = []
+    widest: dict[Any, int] = {}
+    whole: dict[Any, set[bytes]] = {}
+
+    def found(
+        segment: Segment, probe: Probe, width: int, *, widely: bool = False
+    ) -> NDArray[np.int64]:
+        rows = walk(segment, probe, width, widely=widely)
+        sort = (segment.navigation_bits, probe.rows.shape[1], widely)
+        if width <= widest.get(sort, 0):
+            whole[sort] = set()  # It began anew.
+        widest[sort] = width
+        asked = [query.tobytes() for query in probe.queries]
+        assert whole.setdefault(sort, set()).isdisjoint(asked), (sort, width)
+        done = probe.recall_of(rows) >= 1.0
+        whole[sort] |= {query for query, all_found in zip(asked, done, strict=True) if all_found}
+        probes.append(probe)
+        return rows
+
+    monkeypatch.setattr(calibration, "_found", found)
+    build_segment(tmp_path / "s", vectors.astype(np.float32), metric=metric, threads=1)
+    everybody = max((p for p in probes if p.rows.shape[1] == 10), key=lambda p: len(p.queries))
+    with Segment.open(tmp_path / "s") as segment:
+        known = segment.manifest.calibration
+        assert known is not None
+        kinds = np.arange(everybody.known) % len(KINDS)
+        for width, mean in zip(known.ef, known.recall_mean, strict=True):
+            recall = everybody.recall_of(walk(segment, everybody, width))[: everybody.known]
+            worst = min(recall[kinds == kind].mean() for kind in range(len(KINDS) - 1))
+            # From 192 on half of the queries speak for all; for one in a thousand none is asked.
+            assert abs(worst - mean) <= (0.002 if width < 192 else 0.01)
+    assert len(whole) >= 4
