@@ -299,6 +299,11 @@ std::size_t PagePool::demand_frames() const {
   return impl_->capacity > sticky ? impl_->capacity - sticky : 0;
 }
 
+bool PagePool::is_roomy() const {
+  const std::lock_guard<std::mutex> lock(impl_->mutex);
+  return impl_->leaves_idle(0);
+}
+
 const char* PagePool::backend_name() const noexcept { return impl_->io.name(); }
 
 bool PagePool::direct_io(StoreId id) const {

@@ -11,8 +11,6 @@ namespace {
 
 // Adjacent pages of one fetch are one read up to this size.
 constexpr std::size_t kDemandRunBytesMax = 128u << 10;
-// Clusters are read while at least one frame in so many is free.
-constexpr std::uint32_t kIdleShare = 8;
 // Who has no more time than this reads little at once: a deadline is looked at between two reads, and
 // what the last of them brings is still checked after it.
 constexpr auto kHurry = std::chrono::milliseconds(100);
@@ -149,8 +147,7 @@ bool read_around(PagePool::Impl& pool, Store& store, PageNumber number, bool hur
                        static_cast<std::uint32_t>(kHurriedClusterBytes / pool.options.page_bytes));
   }
   if (cluster < 2) return false;
-  const std::uint32_t used = pool.resident_count + pool.reading_count + pool.limbo_count;
-  if (used + cluster + pool.capacity / kIdleShare > pool.capacity) return false;
+  if (!pool.leaves_idle(cluster)) return false;
   const PageNumber first = number - number % cluster;
   const PageNumber last = std::min(store.spec.page_count - first, cluster) + first;
   for (PageNumber near = first; near < last; ++near) {

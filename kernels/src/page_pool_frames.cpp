@@ -10,6 +10,8 @@ namespace stoker {
 namespace {
 
 constexpr std::uint32_t kAheadMax = 256;
+// Frames lie idle while at least one in so many is free.
+constexpr std::uint32_t kIdleShare = 8;
 
 std::uint32_t thread_number() noexcept {
   static std::atomic<std::uint32_t> threads{0};
@@ -117,6 +119,11 @@ void PagePool::Impl::install(std::uint32_t frame, const Pending& arrived) {
   if (ghost != 0) ghost = 0;   // a write would give memory to a part that may never need any
   clock[frame].store(arrived.weight, std::memory_order_relaxed);
   store.table[arrived.page].store(frame, std::memory_order_seq_cst);
+}
+
+bool PagePool::Impl::leaves_idle(std::uint32_t more) const {
+  const std::uint64_t used = std::uint64_t{resident_count} + reading_count + limbo_count + more;
+  return used + capacity / kIdleShare <= capacity;
 }
 
 void PagePool::Impl::put_back(std::uint32_t frame) {

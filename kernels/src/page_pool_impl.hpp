@@ -156,6 +156,7 @@ struct PagePool::Impl {
   std::uint32_t take_frame(bool evict, std::uint32_t spare);
   void install(std::uint32_t frame, const Pending& pending);
   void put_back(std::uint32_t frame);              // reading -> free
+  bool leaves_idle(std::uint32_t more) const;      // whether frames lie idle beside so many more
   void evict_frame(std::uint32_t frame);           // resident -> limbo
   void reclaim();                                  // limbo -> free, as far as readers allow
 

@@ -137,13 +137,15 @@ bool NearestGroups::each_piece(std::size_t place, const Look& look) {
 // ---- Walk --------------------------------------------------------------------------------------
 
 // After a miss: whether the walk ends here, since a scan of groups takes its place. Not under a filter
-// that takes many rows out: what it leaves of the nearest groups may be too little.
+// that takes many rows out: what it leaves of the nearest groups may be too little. Nor where frames
+// are short: what a scan brings would drive out what walks need.
 bool Walk::leaves_for_ranges() {
   if (params_.range_groups == 0 || !may_read(settling_)) return false;
   if (filtered_ && static_cast<double>(params_.allow_count) <
                        kAllowedMin * static_cast<double>(layout_.count)) {
     return false;
   }
+  if (!pool_.is_roomy()) return false;
   s_.links_missing.clear();
   s_.codes_missing.clear();
   left_ = true;

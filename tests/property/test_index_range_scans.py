@@ -192,6 +192,25 @@ def test_a_budget_too_small_for_what_walks_look_at_keeps_to_walks(sealed: tuple[
         assert not facts(segment.search(sorts["near"][:20], K))["range_groups"].any()
 
 
+def test_where_frames_are_short_walks_read_what_they_miss(sealed: tuple[Path, str]) -> None:
+    """What a scan brings would drive out what walks need, and they would miss that again."""
+    path, metric = sealed
+    _, sorts = drawn(metric)
+    with Segment.open(path) as segment:
+        pages = {entry.kind: entry.pages for entry in segment.resident().kinds}
+    navigation = pages["upper"] + pages["links"] + pages["codes"]
+    with Segment.open(path, memory_bytes=(navigation + navigation // 8) * 4096) as segment:
+        assert segment._pages is not None
+        assert segment._pages.holds_navigation
+        assert segment.navigation_bits == 4
+        segment.load_units("vectors", np.arange(pages["vectors"], dtype=np.uint32))
+        hits = segment.search(sorts["near"][:20], K)
+        told = facts(hits)
+        assert not told["range_groups"].any()
+        assert told["pages_read"].any()
+        assert (hits.summary.completeness == 1).all()
+
+
 def test_filters_that_take_out_little_scan_groups_too_and_find_what_is_left(
     sealed: tuple[Path, str],
 ) -> None:

@@ -260,6 +260,9 @@ class PagePool {
   std::vector<std::uint8_t> residency(StoreId store) const;
   // Frames that demand may have: all but those of sticky pages.
   std::size_t demand_frames() const;
+  // Whether so many frames lie idle that what is read too much takes nobody's place: while they do,
+  // clusters are read.
+  bool is_roomy() const;
   const char* backend_name() const noexcept;   // "io_uring" or "threads"
   bool direct_io(StoreId store) const;         // whether O_DIRECT is in force
   // Lowers or raises the budget; evicts down to it. Throws StoreError if sticky or pinned pages
