@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -489,14 +489,19 @@ def _ranges(segment: Segment, sort: _Sort, ranges: Ranges) -> list[RangeRecall]:
             RangeRecall(
                 k,
                 counts,
-                tuple(overall),
-                tuple(means),
-                tuple(lows),
-                tuple(mean for values in strange for mean, _ in values),
-                tuple(low for values in strange for _, low in values),
+                _stated(overall),
+                _stated(means),
+                _stated(lows),
+                _stated(mean for values in strange for mean, _ in values),
+                _stated(low for values in strange for _, low in values),
             )
         )
     return found
+
+
+def _stated(shares: Iterable[float]) -> tuple[float, ...]:
+    """Shares with four digits, rounded down: who opens a segment reads and checks each of them."""
+    return tuple(math.floor(share * 1e4) / 1e4 for share in shares)
 
 
 def _by_width(
