@@ -194,7 +194,7 @@ class Engine:
             idle = parts.placement.stop(left_s()) and idle
         if parts.kv is not None:
             idle = parts.kv.close(left_s()) and idle
-        self._reuse.close()
+        idle = self._reuse.close(left_s()) and idle
         if parts.publisher is not None:
             parts.publisher.close(left_s() / 2)  # the heat's snapshot needs the other half
         if parts.heat is not None:

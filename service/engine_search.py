@@ -244,7 +244,8 @@ class EngineSearch:
         """Do the real search of a reused answer, so that the reuse policy learns from it.
 
         One that time cut short is tried again with four times the time: the first has read pages
-        that the second needs. Where none is complete, the proof counts the reuse as wrong.
+        that the second needs. Not where other checks have no place or all ends: a request would
+        wait for it. Where none is complete, the proof counts the reuse as wrong.
 
         Raises:
             UnavailableError: none was complete.
@@ -255,7 +256,7 @@ class EngineSearch:
                 end = self._monotonic() + patience_s
                 found = self._searched(request, tenant, vector, fence, end, after=reused)
                 told = is_whole(found.completeness)
-                if told or not found.completeness.deadline_hit:
+                if told or not found.completeness.deadline_hit or self._reuse.hurried:
                     break
                 patience_s *= 4.0
         finally:

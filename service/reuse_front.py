@@ -11,7 +11,8 @@ import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 
 import numpy as np
 import structlog
@@ -57,6 +58,8 @@ class ReuseFront:
         self._slots = threading.BoundedSemaphore(_VERIFY_PENDING_MAX)
         self._known: OrderedDict[tuple[str, str], Completeness] = OrderedDict()
         self._lock = threading.Lock()
+        self._under_way: set[Future[None]] = set()
+        self._closing = False
         if reuse is not None:
             reuse.fit_beside(self._fit_beside)
 
@@ -129,6 +132,14 @@ class ReuseFront:
         if self._reuse is not None:
             self._reuse.give_up(tenant, reused)
 
+    @property
+    def hurried(self) -> bool:
+        """Whether a check should end soon: all places are taken, or this closes."""
+        if self._closing or not self._slots.acquire(blocking=False):
+            return True
+        self._slots.release()
+        return False
+
     def completeness_of(self, tenant: str, text: str) -> Completeness:
         """Return how complete the search was that is given again."""
         with self._lock:
@@ -159,8 +170,7 @@ class ReuseFront:
         if self._slots.acquire(blocking=False):
             with contextlib.suppress(RuntimeError):  # closing
                 # One that is given up when this closes frees its place as well: others wait.
-                checking = self._verifier.submit(run, check)
-                checking.add_done_callback(lambda _: self._slots.release())
+                self._submit(partial(run, check)).add_done_callback(lambda _: self._slots.release())
                 return
         else:
             self._slots.acquire()
@@ -172,9 +182,20 @@ class ReuseFront:
     def _fit_beside(self, fit: Callable[[], None]) -> None:
         """Let no request wait for what the policy learns from it."""
         try:
-            self._verifier.submit(fit).add_done_callback(_say_failed)
+            self._submit(fit).add_done_callback(_say_failed)
         except RuntimeError:  # closing
             fit()
+
+    def _submit(self, work: Callable[[], None]) -> Future[None]:
+        with self._lock:
+            doing = self._verifier.submit(work)
+            self._under_way.add(doing)
+        doing.add_done_callback(self._ended)
+        return doing
+
+    def _ended(self, done: Future[None]) -> None:
+        with self._lock:
+            self._under_way.discard(done)
 
     def record_change(
         self, tenant: str, names: Sequence[str], vectors: Vector, *, generation: int, offset: int
@@ -200,9 +221,13 @@ class ReuseFront:
             log.warning("service.reuse_forgotten", reason=str(error))
             self._reuse.forget(tenant)
 
-    def close(self) -> None:
-        """Let the running check end; what waits is given up."""
-        self._verifier.shutdown(wait=True, cancel_futures=True)
+    def close(self, timeout_s: float) -> bool:
+        """Give up what waits, and let the running check end; tells whether it did in time."""
+        self._closing = True
+        self._verifier.shutdown(wait=False, cancel_futures=True)
+        with self._lock:
+            running = {check for check in self._under_way if not check.done()}
+        return not wait(running, timeout_s).not_done
 
 
 def _say_failed(fit: Future[None]) -> None:

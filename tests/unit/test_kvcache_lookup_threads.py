@@ -111,7 +111,7 @@ def test_a_server_fits_in_a_thread_that_no_request_waits_for(
     vector = np.eye(DIM, dtype=np.float32)[0]
     learn(reuse, vector)
     assert begun.wait(timeout=60.0)
-    front.close()
+    assert front.close(60.0)
     learn(reuse, vector, tenant="u")  # nobody is left to hand it to: it is done here
     assert threads[0].startswith("reuse-verify")
     assert threads[-1] == threading.current_thread().name
@@ -140,7 +140,7 @@ def test_a_check_that_fails_is_told_and_costs_no_answer(error: Exception) -> Non
         front.verify(fail)  # in its thread
         front.verify(done.set)
         assert done.wait(30)
-        front.close()
+        assert front.close(60.0)
         front.verify(fail)  # in the request's
     told = [line["reason"] for line in lines if line["event"] == "service.reuse_unverified"]
     assert told == [str(error)] * 2
@@ -161,6 +161,7 @@ def test_checks_that_are_given_up_free_their_places() -> None:
     waiting = threading.Thread(target=front.verify, args=(done.set,), daemon=True)
     waiting.start()
     waiting.join(30)
+    assert not front.close(0.001), "who closes waits no longer than it says"
     fitted.set()
-    front.close()
+    assert front.close(60.0)
     assert done.is_set()

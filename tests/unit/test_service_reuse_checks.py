@@ -148,3 +148,17 @@ def test_a_request_that_checks_itself_tries_once() -> None:
     bench.front._slots = NoneFree()  # type: ignore[assignment]
     searched, more, _ = bench.checked(incomplete=[0.5])
     assert (searched, more) == ([2e3], 1)
+
+
+@pytest.mark.parametrize("closing", [True, False])
+def test_a_check_is_not_tried_again_where_others_have_no_place_or_all_ends(closing: bool) -> None:
+    """It takes four times as long, and a request, or who closes, would wait for it."""
+    bench = Bench()
+    if closing:
+        bench.front._closing = True
+    else:
+        while bench.front._slots.acquire(blocking=False):
+            pass
+        bench.front._slots.release()  # the last is the check's own
+    searched, more, _ = bench.checked(incomplete=[0.5])
+    assert (searched, more) == ([2e3], 1)
