@@ -377,6 +377,9 @@ class Collection:
 
         Where another one was put into its place, or it was moved away, what is open goes on as far
         as it was read: to serve the other one, open the path again.
+
+        Raises:
+            OSError: the disk does not say.
         """
         return self._serving.in_place()
 

@@ -301,8 +301,16 @@ class Serving:
                 self.direct = view.direct()
 
     def in_place(self) -> bool:
-        """Tell whether the index that was opened still lies at its path; looks at the disk."""
-        return file_identity(self._mark) == self._marked
+        """Tell whether the index that was opened still lies at its path; looks at the disk.
+
+        Raises:
+            OSError: the disk does not say: nothing is known of what lies there.
+        """
+        try:
+            found = os.stat(self._mark)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return (found.st_dev, found.st_ino) == self._marked
 
     def _committed(self, changes: Sequence[Change]) -> None:
         """Show committed changes; called in order, one group at a time, by the document store."""

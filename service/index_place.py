@@ -29,7 +29,7 @@ class IndexPlace:
         """Set up; nothing runs before `start`.
 
         Args:
-            in_place: One look; may block.
+            in_place: One look; may block. What it raises leaves all as the last look found it.
         """
         self._in_place = in_place
         self._replaced = False

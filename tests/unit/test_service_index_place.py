@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import time
 from pathlib import Path
@@ -75,6 +77,29 @@ def test_what_a_writer_changes_in_an_index_does_not_replace_it(tmp_path: Path) -
             assert reader.in_place()
     with Collection(path) as opened:
         assert opened.in_place()
+
+
+@pytest.mark.parametrize("kind", ["bare", "rw"])
+def test_a_disk_that_does_not_say_replaces_nothing(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else one failed look, as of a network volume, would send all traffic away."""
+    path = make(tmp_path / "index", kind)
+    with Collection(path) as opened:
+        place = IndexPlace(opened.in_place)
+
+        def failing(*_: object, **__: object) -> os.stat_result:
+            raise OSError(errno.EIO, "Input/output error")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "stat", failing)
+            with pytest.raises(OSError, match="Input/output"):
+                place.look()
+        assert place.waits_for == ()
+        path.rename(tmp_path / "gone")
+        path.write_bytes(b"")  # no folder any more
+        place.look()
+        assert place.waits_for == ("index-replaced",)
 
 
 def test_looks_go_on_after_one_that_failed() -> None:
