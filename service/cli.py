@@ -67,6 +67,9 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
 
 # What an argument that names a file or folder is called in `--help`.
 _FILE_METAVARS = frozenset({"DIR", "FILE", "FILE.jsonl", "FILE.npy", "INDEX", "LOG", "PATH"})
+# Lists that are read in one go: a shell may hand them over by an open pipe, as <(...) does.
+_READ_AT_ONCE = frozenset({"chunk_ids", "vector_ids"})
+_OPEN_FILES = ("/dev/fd/", "/proc/self/fd/", "/dev/stdin")
 _HELP_COLUMNS = 78
 _EXITS = "exit codes: 0 ok, 1 failed, 2 usage, 3 bad input, 4 unavailable, 5 corrupt"
 
@@ -228,8 +231,8 @@ def _refuse_empty(names: Iterable[argparse.Action]) -> None:
 def _refuse_special_files(names: Iterable[argparse.Action], args: argparse.Namespace) -> None:
     """Raise InputError where an argument names a pipe, a device or a socket.
 
-    A pipe that nobody writes to would be waited for, and /dev/zero has no end. Settings alone are
-    read in one go and within a bound, so that a shell may hand them over by a pipe.
+    A pipe that nobody writes to would be waited for, and /dev/zero has no end. Settings are read in
+    one go and within a bound, and may come by any pipe; lists of ids by one that is open already.
     """
     for action in names:
         given = getattr(args, action.dest, None)
@@ -240,6 +243,9 @@ def _refuse_special_files(names: Iterable[argparse.Action], args: argparse.Names
                 mode = os.stat(name).st_mode
             except (OSError, ValueError):
                 continue  # its command says what it misses
+            handed_over = stat.S_ISFIFO(mode) and str(name).startswith(_OPEN_FILES)
+            if handed_over and action.dest in _READ_AT_ONCE:
+                continue
             if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
                 raise InputError(
                     f"{name}: expected a file or folder, found a pipe, device or socket"

@@ -24,6 +24,7 @@ from stoker.index.document_values import (
 from stoker.service.passages import Passage, ReadReport, text_digest
 
 _FLOAT_MAX = float(np.finfo(np.float32).max)
+_PART_BYTES = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -311,11 +312,15 @@ def read_ids(path: Path, rows: int, *, limits: RowLimits) -> list[str]:
         InputError: not UTF-8, a bad id, or another number of lines than ``rows``.
         OSError: the file cannot be opened.
     """
-    size = path.stat().st_size
-    if size > rows * (limits.id_bytes_max + 2):
-        raise InputError(f"{path}: {size} bytes are too many for {rows} ids")
+    bytes_max = rows * (limits.id_bytes_max + 2)
+    data = bytearray()
+    with path.open("rb") as file:
+        while part := file.read(_PART_BYTES):
+            data += part
+            if len(data) > bytes_max:  # of a pipe nobody knows it before
+                raise InputError(f"{path}: over {bytes_max} bytes are too many for {rows} ids")
     try:
-        lines = path.read_bytes().decode("utf-8").split("\n")
+        lines = data.decode("utf-8").split("\n")
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not UTF-8 at byte {error.start}") from error
     if lines and not lines[-1]:

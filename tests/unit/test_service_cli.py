@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import io
 import json
 import os
 import sys
+import threading
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -273,6 +276,44 @@ def test_a_pipe_is_refused_at_once(tmp_path: Path, capsys: pytest.CaptureFixture
     ):
         assert cli.main(words) == 3, words
         assert f"{pipe}: expected a file or folder, found a pipe" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["a\nb\n", "", "a\n", "x\n" * 1_000_000])
+def test_lists_of_ids_come_by_a_pipe_that_a_shell_has_opened(text: str, tmp_path: Path) -> None:
+    """As of `--vector-ids <(cut -f1 ids.tsv)`; one that does not end is read up to a bound."""
+    np.save(tmp_path / "v.npy", np.eye(2, 8, dtype=np.float32))
+    (tmp_path / "a.jsonl").write_text('{"id": "a", "text": "x"}\n{"id": "b", "text": "y"}\n')
+    receiving, sending = os.pipe()
+
+    def send() -> None:
+        with contextlib.suppress(BrokenPipeError), os.fdopen(sending, "w") as pipe:
+            pipe.write(text)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    code = cli.main(
+        [
+            "index", str(tmp_path / "a.jsonl"), "--output", str(tmp_path / "index"),
+            "--threads", "1", "--vectors", str(tmp_path / "v.npy"),
+            "--vector-ids", f"/dev/fd/{receiving}",
+        ]
+    )  # fmt: skip
+    os.close(receiving)
+    sender.join(60.0)
+    assert code == (0 if text == "a\nb\n" else 3)
+
+
+def test_a_list_of_passages_comes_by_a_pipe_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "log").write_bytes(b"")
+    receiving, sending = os.pipe()
+    os.write(sending, b"a\n")
+    os.close(sending)
+    words = ["replay", str(tmp_path / "log"), "--chunk-ids", f"/dev/fd/{receiving}"]
+    assert cli.main(words) == 3
+    os.close(receiving)
+    assert "log: no event in it" in capsys.readouterr().err, "the ids were read"
 
 
 @pytest.mark.parametrize(
