@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import threading
+import tomllib
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -20,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker import __version__, errors
+from stoker.__main__ import main as command_main
 from stoker.service import cli
 
 
@@ -276,6 +278,26 @@ def test_a_pipe_is_refused_at_once(tmp_path: Path, capsys: pytest.CaptureFixture
     ):
         assert cli.main(words) == 3, words
         assert f"{pipe}: expected a file or folder, found a pipe" in capsys.readouterr().err
+
+
+def test_an_interrupt_while_the_command_loads_is_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], repository: Path
+) -> None:
+    class Interrupting:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "stoker.service.cli":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "stoker.service.cli")
+    monkeypatch.delattr("stoker.service.cli")
+    monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
+    assert command_main() == cli.EXIT_INTERRUPTED
+    assert capsys.readouterr().err == "stoker: interrupted\n"
+    monkeypatch.undo()
+    monkeypatch.setattr(sys, "argv", ["stoker", "--version"])
+    assert command_main() == 0
+    project = tomllib.loads((repository / "pyproject.toml").read_text("utf-8"))["project"]
+    assert project["scripts"] == {"stoker": f"{command_main.__module__}:{command_main.__name__}"}
 
 
 @pytest.mark.parametrize("text", ["a\nb\n", "", "a\n", "x\n" * 1_000_000])
