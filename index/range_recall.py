@@ -154,7 +154,7 @@ def wrong_with_ranges(entries: Any, *, bands: int) -> str | None:
     """
     if not isinstance(entries, tuple) or len(entries) > 16:
         return "ranges: expected a list of 16 at most"
-    before = 0
+    before, numbers = 0, None
     for entry in entries:
         if not is_count(entry.k) or entry.k <= before:
             return f"ranges of k {entry.k!r} is not risen"
@@ -164,8 +164,9 @@ def wrong_with_ranges(entries: Any, *, bands: int) -> str | None:
             return f"{where}: groups {groups!r}"
         if groups[0] == 0 or any(later <= one for one, later in pairwise(groups)):
             return f"{where}: groups {groups!r} does not rise"
-        if groups[-1] > GROUP_COUNTS[-1] or groups != entries[0].groups:
+        if groups[-1] > GROUP_COUNTS[-1] or groups != (numbers or groups):
             return f"{where}: groups {groups!r}"
+        numbers = groups
         for name, many in (
             ("overall", 1),
             ("means", 1),

@@ -418,7 +418,7 @@ def best_proved_threshold(
     best, best_cut, best_wrong = 0, 2.0, 0
     for cut in np.unique(np.quantile(similarities, np.linspace(0.0, 1.0, 400))).tolist():
         wrong = ~same[similarities >= cut]
-        errors = np.cumsum(wrong)
+        errors: NDArray[np.int64] = np.cumsum(wrong, dtype=np.int64)
         # With k errors a proof stands from errors_expected_max(k) / delta picks on.
         kinds, first = np.unique(errors, return_index=True)
         needed = np.ceil(_errors_expected_max(kinds, alpha) / delta).astype(np.int64)

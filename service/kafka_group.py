@@ -22,9 +22,9 @@ import importlib
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import metadata
 from typing import Any, Final, Protocol
 
-import kafka
 import kafka.errors
 from kafka import KafkaConsumer
 from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
@@ -63,7 +63,7 @@ def joins_of(client: Any) -> Joins:
     missing = [name for name in _JOIN_CALLS if not callable(getattr(coordinator, name, None))]
     if coordinator is None or missing:
         raise ConfigError(
-            f"kafka-python {kafka.__version__} does not tell of its joins "
+            f"kafka-python {metadata.version('kafka-python')} does not tell of its joins "
             f"({', '.join(missing)}): {OTHER_CLIENT}"
         )
     return coordinator
