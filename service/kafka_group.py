@@ -22,7 +22,6 @@ import importlib
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib import metadata
 from typing import Any, Final, Protocol
 
 import kafka.errors
@@ -40,8 +39,9 @@ _FETCH_BYTES: Final = 8 << 20
 # What a poll gives a join at least: an answer that comes between two polls is asked for anew.
 _JOIN_POLL_S: Final = 0.1
 _JOIN_CALLS: Final = ("stable", "rebalance_in_progress", "request_rejoin")
-# By name: type checkers bring stubs of an older client, which has no such class.
-_AsyncListener: Any = importlib.import_module("kafka").AsyncConsumerRebalanceListener
+# By name: type checkers bring stubs of an older client, which lack some of it.
+_kafka: Any = importlib.import_module("kafka")
+_AsyncListener: Any = _kafka.AsyncConsumerRebalanceListener
 
 
 class Joins(Protocol):
@@ -63,7 +63,7 @@ def joins_of(client: Any) -> Joins:
     missing = [name for name in _JOIN_CALLS if not callable(getattr(coordinator, name, None))]
     if coordinator is None or missing:
         raise ConfigError(
-            f"kafka-python {metadata.version('kafka-python')} does not tell of its joins "
+            f"kafka-python {_kafka.__version__} does not tell of its joins "
             f"({', '.join(missing)}): {OTHER_CLIENT}"
         )
     return coordinator
