@@ -20,7 +20,7 @@ from stoker.index.json_values import is_count, is_share
 GROUP_COUNTS: Final = (4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 56, 64, 80, 96, 112, 128)
 # Of what the target allows to be lost, what may lie outside of the groups that a scan looks at, in
 # the mean over the kinds of query. The rest is what settling may lose.
-_OUTSIDE_SHARE: Final = 0.9
+_OUTSIDE_SHARE: Final = 0.95
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,6 +30,8 @@ RERANK_SHARE_MIN: Final = 0.5
 # and the re-rank loses nothing. Until then its share is what the walk leaves, and queries read for
 # that.
 _RERANK_SHARE_LOADED: Final = 0.1
+# Its share at least after a scan of groups of near rows: as much as those leave (`range_recall`).
+_RANGE_SHARE_MIN: Final = 0.05
 # What is lost of what the error model of coarse codes expects: all candidates of a query share a
 # part of their errors, which changes no order. Measured on two sets of 100,000. Codes that end in
 # whole blocks: 0.65 at most. Shorter ones, and those without a basis: 0.58 to 0.74 there, and more
@@ -194,7 +196,7 @@ def range_losses(
     lost = 1.0
     if navigation_bits == 2:
         lost = _COARSE_LOSS if whole_blocks else _SHORTER_COARSE_LOSS
-    left = max(ranges.found - target, _RERANK_SHARE_LOADED * (1.0 - target)) / lost
+    left = max(ranges.found - target, _RANGE_SHARE_MIN * (1.0 - target)) / lost
     return {"mean_loss": left, "rerank_target": min(max(1.0 - _RERANK_SLACK * left, 0.0), 0.9999)}
 
 
