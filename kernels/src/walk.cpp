@@ -87,7 +87,10 @@ void Walk::run(const float* query) {
     s_.allowed.reset(params_.ef);
     walk(ef);
   }
-  if (filtered_ && !left_) widen(ef);
+  if (filtered_ && !left_) {
+    params_.range_groups = 0;   // what it misses it reads
+    widen(ef);
+  }
   forget_visited();
   settling_.list.swap((filtered_ ? s_.allowed : s_.nearest).items());
 }
@@ -163,19 +166,20 @@ void Walk::go_farther() {
 }
 
 // Whether the allowed rows that were met hold the nearest ones: among all the rows that lie as near
-// as the farthest that the walk kept, it has met the allowed ones too.
-bool Walk::covers_answer() const {
+// as the `among`-th that was met, the allowed ones were met too. False where so many were not.
+bool Walk::covers_answer(std::size_t among) const {
   const std::vector<Candidate>& allowed = s_.allowed.items();
+  const std::vector<Candidate>& nearest = s_.nearest.items();
   const std::size_t wanted = std::min<std::size_t>(params_.k, params_.allow_count);
-  return allowed.size() >= wanted && !s_.nearest.items().empty() &&
-         allowed[wanted - 1].distance <= s_.nearest.items().back().distance;
+  return allowed.size() >= wanted && among > 0 && nearest.size() >= among &&
+         allowed[wanted - 1].distance <= nearest[among - 1].distance;
 }
 
 // What a filter allows may lie anywhere but where the query is: another tenant's rows, or another
 // topic's. The width that would do if it were spread evenly then meets few or none of it, and the
 // walk goes on from where it is, wider each time, until it has them or a scan costs no more.
 void Walk::widen(std::size_t ef) {
-  while (!covers_answer() && stats_.skipped == 0) {
+  while (!covers_answer(s_.nearest.items().size()) && stats_.skipped == 0) {
     if (params_.deadline && Clock::now() >= *params_.deadline) {
       stats_.deadline_hit = true;
       ++stats_.skipped;
@@ -213,7 +217,10 @@ void Walk::enter_widely(std::uint32_t entry_ef) {
   s_.nearest.items().swap(s_.entries);
   begin_anew();
   walk_level(1, entry_ef, false);
-  if (left_) return;
+  if (left_) {   // with all that was met
+    s_.nearest.items().insert(s_.nearest.items().end(), s_.kept.begin(), s_.kept.end());
+    return;
+  }
   std::vector<Candidate>& starts = s_.nearest.items();
   s_.entries = starts;   // of a walk after the one that follows
   begin_anew();

@@ -192,7 +192,7 @@ class Walk {
   float nearness() const;
   bool is_near() const;
   void go_farther();
-  bool covers_answer() const;
+  bool covers_answer(std::size_t among) const;
   void widen(std::size_t ef);
   void begin_anew();
   void walk_level(std::uint32_t level_number, std::size_t ef, bool bottom);

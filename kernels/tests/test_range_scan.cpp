@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <fstream>
 #include <random>
 #include <set>
 #include <vector>
@@ -149,6 +150,41 @@ void finds_what_the_groups_hold(bool l2, bool coarse, std::mt19937& rng) {
   CHECK(mean / 30 > 0.97);
 }
 
+// Codes of 2 bits mistake the order of rows that are all about as far, as of queries at random: enough
+// rows are kept until they are settled. Here they mistake it as badly as of many more rows.
+void keeps_what_coarse_codes_mistake(std::mt19937& rng) {
+  Grouped g(rng, false, true);
+  const CodeShape& shape = g.f.quantizer.shape();
+  std::vector<float> mistaken(g.f.vectors);
+  std::normal_distribution<float> noise(0.0f, 0.7f);
+  for (float& x : mistaken) x += noise(rng);
+  std::vector<std::uint8_t> codes(g.f.n * shape.code_record_bytes);
+  std::vector<std::uint8_t> refines(g.f.n * shape.refine_record_bytes);
+  std::vector<std::uint8_t> coarse(g.f.n * shape.coarse_record_bytes);
+  g.f.quantizer.encode(mistaken.data(), g.f.n, codes.data(), refines.data(), coarse.data());
+  const std::size_t per_page = g.f.layout.coarse.per_page.value();
+  const std::string path = g.f.folder + "/mistaken";
+  g.f.layout.coarse.store = stoker::testing::add(
+      g.f.pool, path, stoker::testing::to_pages(coarse, shape.coarse_record_bytes, per_page));
+  g.f.layout.coarse_error *= 2;
+  Searcher searcher(g.f.pool, g.f.layout, g.f.quantizer);
+  double mean = 0;
+  constexpr int kRounds = 100;
+  for (int round = 0; round < kRounds; ++round) {
+    g.forget();
+    const auto query = Fixture::make(1, g.f.dim, rng);
+    const SearchParams params = g.params(static_cast<std::uint32_t>(g.rows.size()));
+    std::vector<std::uint32_t> rows(params.k);
+    std::vector<float> scores(params.k);
+    const QueryStats stats = searcher.search(query.data(), params, rows.data(), scores.data());
+    CHECK_EQ(stats.evaluated, g.f.n);
+    mean += recall(rows, g.f.truth(query.data(), params.k)) / kRounds;
+  }
+  std::remove(path.c_str());
+  std::printf("all rows by mistaken codes: %.4f\n", mean);
+  CHECK(mean > 0.98);
+}
+
 // A filter that leaves little of the groups that lie nearest is walked after all.
 void walks_where_a_filter_took_the_groups(std::mt19937& rng) {
   Grouped g(rng);
@@ -175,6 +211,29 @@ void walks_where_a_filter_took_the_groups(std::mt19937& rng) {
   CHECK(recall(rows, g.f.truth(query.data(), params.k, &allow)) >= 0.8);
 }
 
+// Nor is it enough to have met what a filter leaves of fewer rows than a scan keeps: nearer ones may lie
+// in other groups.
+void walks_where_a_filtered_scan_keeps_all_it_meets(std::mt19937& rng) {
+  Grouped g(rng);
+  Searcher searcher(g.f.pool, g.f.layout, g.f.quantizer);
+  const auto query = Fixture::make(1, g.f.dim, rng);
+  std::vector<std::uint8_t> allow((g.f.n + 7) / 8, 0xFF);
+  allow[rng() % (allow.size() - 1)] = 0;
+  for (const bool filtered : {false, true}) {
+    g.forget();
+    SearchParams params = g.params(3);   // of 60 rows
+    params.k = params.ef = 5;
+    if (filtered) {
+      params.allow = allow.data();
+      params.allow_count = static_cast<std::uint32_t>(g.f.n) - 8;
+    }
+    std::vector<std::uint32_t> rows(params.k);
+    std::vector<float> scores(params.k);
+    const QueryStats stats = searcher.search(query.data(), params, rows.data(), scores.data());
+    CHECK_EQ(stats.range_groups, filtered ? 0u : 3u);
+  }
+}
+
 // Nothing is scanned that walks can have, nor where nothing may be read.
 void walks_what_is_there(std::mt19937& rng) {
   Grouped g(rng);
@@ -197,6 +256,95 @@ void walks_what_is_there(std::mt19937& rng) {
   g.f.load_walked();
   stats = searcher.search(query.data(), params, rows.data(), scores.data());
   CHECK(stats.range_groups == 0 && stats.expanded > 0);
+}
+
+// Where a page of the table is damaged nobody knows which groups lie nearest, so queries walk; and so
+// they do without a table, whatever they were told.
+void walks_where_the_table_is_damaged(std::mt19937& rng) {
+  Grouped g(rng);
+  {
+    std::fstream file(g.path, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(100);
+    const int byte = file.get();
+    file.seekp(100);
+    file.put(static_cast<char>(byte ^ 0x10));
+  }
+  for (const bool table : {true, false}) {
+    if (!table) g.f.layout.ranges = RangeTable();
+    Searcher searcher(g.f.pool, g.f.layout, g.f.quantizer);
+    constexpr int kRounds = 10;
+    double mean = 0;
+    for (int round = 0; round < kRounds; ++round) {
+      const auto query = Fixture::make(1, g.f.dim, rng);
+      g.forget();
+      const SearchParams params = g.params(5);
+      std::vector<std::uint32_t> rows(params.k);
+      std::vector<float> scores(params.k);
+      const QueryStats stats = searcher.search(query.data(), params, rows.data(), scores.data());
+      CHECK(stats.range_groups == 0 && stats.expanded > 0);
+      CHECK_EQ(stats.damaged > 0, table);
+      mean += recall(rows, g.f.truth(query.data(), params.k)) / kRounds;
+    }
+    CHECK(mean >= 0.8);
+  }
+}
+
+// What a walk had met before it was left is the answer where a scan comes to nothing.
+void keeps_what_was_walked(std::mt19937& rng) {
+  Grouped g(rng, false, false, 3);   // no piece of any group can be had
+  Searcher searcher(g.f.pool, g.f.layout, g.f.quantizer);
+  const PageNumber entry = g.f.layout.codes.page_of(g.f.layout.entry_row);
+  int left = 0;
+  for (PageNumber page = 0; page < g.f.pool.view(g.f.layout.codes.store).page_count; ++page) {
+    const auto query = Fixture::make(1, g.f.dim, rng);
+    g.f.load_walked();
+    g.f.pool.evict(g.f.layout.codes.store, &page, 1);
+    const SearchParams params = g.params(5);
+    std::vector<std::uint32_t> rows(params.k);
+    std::vector<float> scores(params.k);
+    const QueryStats stats = searcher.search(query.data(), params, rows.data(), scores.data());
+    if (stats.range_groups == 0) continue;
+    ++left;
+    CHECK_EQ(stats.ranges_whole, 0u);
+    CHECK(rows[0] != kNoRow || page == entry);
+    std::vector<std::uint32_t> found(rows);
+    found.erase(std::remove(found.begin(), found.end(), kNoRow), found.end());
+    CHECK_EQ(std::set<std::uint32_t>(found.begin(), found.end()).size(), found.size());
+  }
+  CHECK(left > 0);
+}
+
+// A walk that missed nothing, but met too little that a filter allows, reads what it misses as it goes
+// on: nothing is left out unsaid.
+void reads_what_a_wider_walk_misses(std::mt19937& rng) {
+  Grouped g(rng);
+  Searcher searcher(g.f.pool, g.f.layout, g.f.quantizer);
+  int widened = 0;
+  for (int round = 0; round < 20; ++round) {
+    const auto query = Fixture::make(1, g.f.dim, rng);
+    std::vector<std::uint8_t> allow((g.f.n + 7) / 8, 0xFF);
+    const auto taken = static_cast<std::uint32_t>(g.f.n / 20);
+    for (const std::uint32_t row : g.f.truth(query.data(), taken)) {
+      allow[row >> 3] &= static_cast<std::uint8_t>(~(1u << (row & 7)));
+    }
+    SearchParams params = g.params(40);
+    params.k = params.ef = 1;
+    params.allow = allow.data();
+    params.allow_count = static_cast<std::uint32_t>(g.f.n) - taken;
+    params.rerank_reads_max = 0;
+    params.read_vectors = false;
+    for (PageNumber page = 0; page < g.f.pool.view(g.f.layout.links).page_count; ++page) {
+      g.f.load_walked();
+      g.f.pool.evict(g.f.layout.links, &page, 1);
+      std::uint32_t row;
+      float score;
+      const QueryStats stats = searcher.search(query.data(), params, &row, &score);
+      if (stats.misses == 0 || stats.range_groups > 0) continue;
+      ++widened;
+      CHECK(stats.rounds > 0);
+    }
+  }
+  CHECK(widened > 0);
 }
 
 void hostile_tables_do_not_crash(std::mt19937& rng) {
@@ -248,8 +396,13 @@ int main() {
   for (const bool l2 : {false, true}) {
     for (const bool coarse : {false, true}) finds_what_the_groups_hold(l2, coarse, rng);
   }
+  keeps_what_coarse_codes_mistake(rng);
   walks_where_a_filter_took_the_groups(rng);
+  walks_where_a_filtered_scan_keeps_all_it_meets(rng);
   walks_what_is_there(rng);
+  walks_where_the_table_is_damaged(rng);
+  keeps_what_was_walked(rng);
+  reads_what_a_wider_walk_misses(rng);
   hostile_tables_do_not_crash(rng);
   a_layout_that_does_not_fit_is_refused(rng);
   return 0;

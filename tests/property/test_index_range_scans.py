@@ -341,7 +341,7 @@ def test_a_hostile_table_crashes_nothing_and_names_no_row_twice(
     shutil.rmtree(copy)
 
 
-def test_a_damaged_page_of_the_table_is_counted_and_found(
+def test_a_damaged_page_of_the_table_is_counted_and_queries_walk(
     sealed: tuple[Path, str], tmp_path: Path
 ) -> None:
     path, metric = sealed
@@ -353,11 +353,16 @@ def test_a_damaged_page_of_the_table_is_counted_and_found(
         byte = file.read(1)
         file.seek(HEADER_BYTES + 100)
         file.write(bytes([byte[0] ^ 0x10]))
-    _, sorts = drawn(metric)
+    vectors, sorts = drawn(metric)
+    queries = sorts["near"][:20]
     with Segment.open(copy) as segment:
-        hits = segment.search(sorts["near"][:1], K)
-        assert facts(hits)["damaged"][0] > 0
+        hits = segment.search(queries, K)
+        told = facts(hits)
+        assert told["damaged"][0] > 0
+        assert not told["range_groups"].any()
         assert hits.summary.completeness[0] < 1
+        found = segment.ids_at(hits.rows)
+        assert recall_of(found, nearest(vectors, queries, metric)).mean() >= 0.93
         assert segment.damaged_pages() == {FILES["ranges"]: [0]}
     (copy / FILES["ranges"]).unlink()
     with pytest.raises(CorruptError, match=r"ranges\.stk"):
