@@ -20,9 +20,6 @@ constexpr std::size_t kGroupsHurried = 8;
 // Share of the rows that a filter has to allow: of outdated rows a segment has no more before it is
 // merged.
 constexpr double kAllowedMin = 0.7;
-// Pages between two that are missing come with them where they are no more: a cloud volume takes no
-// longer for ten pages than for another read.
-constexpr PageNumber kGapMax = 8;
 // Codes that are compared together.
 constexpr std::size_t kTogether = 256;
 
@@ -242,23 +239,6 @@ bool Walk::scan_ranges() {
   return true;
 }
 
-// Adds to s_.wanted, pages of codes, what lies between missing ones that are near each other.
-void Walk::bridge_gaps() {
-  std::vector<PageNumber>& missing = s_.pages;
-  missing.clear();
-  for (const PageRef& wanted : s_.wanted) {
-    if (walked_.peek(wanted.page) == nullptr) missing.push_back(wanted.page);
-  }
-  std::sort(missing.begin(), missing.end());
-  for (std::size_t i = 1; i < missing.size(); ++i) {
-    // Twice the same page is no gap.
-    if (missing[i] <= missing[i - 1] + 1 || missing[i] - missing[i - 1] - 1 > kGapMax) continue;
-    for (PageNumber page = missing[i - 1] + 1; page < missing[i]; ++page) {
-      s_.wanted.push_back({codes_.records.store, page});
-    }
-  }
-}
-
 // Compares the query with the rows of groups, those from the `from`-th nearest on.
 void Walk::scan_groups(NearestGroups& groups, std::size_t from, std::size_t to) {
   to = std::min(to, groups.size());
@@ -293,7 +273,6 @@ void Walk::scan_groups(NearestGroups& groups, std::size_t from, std::size_t to) 
       stats_.skipped += rows_in_all;
       continue;
     }
-    bridge_gaps();
     const PinnedPages pages = fetch_at_once(s_.wanted);
     for (const RowsOfPage& span : s_.spans) {
       const std::byte* page = pages.data(span.page);

@@ -173,7 +173,6 @@ struct Searcher::Scratch {
   std::vector<std::int32_t> more_dots;
   std::vector<PageRef> wanted;
   std::vector<RowsOfPage> spans;              // of a scan of groups
-  std::vector<PageNumber> pages;              // that it misses
   std::vector<std::unique_ptr<Settling>> spare;   // of queries that are settled
   PendingPages flight;    // what other queries of the batch wait for
 };
@@ -209,7 +208,6 @@ class Walk {
   std::uint32_t ahead_max(std::size_t ef) const;
   void scan_allowed();
   bool scan_ranges();
-  void bridge_gaps();
   void scan_groups(NearestGroups& groups, std::size_t from, std::size_t to);
   PinnedPages fetch_at_once(const std::vector<PageRef>& wanted);
   bool leaves_for_ranges();
