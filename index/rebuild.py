@@ -62,7 +62,9 @@ def rebuild_all(folder: Path, metric: str | None, report: RepairReport, progress
         own = {(c.tenant, c.id) for c in documents.changes(0, bodies=False) if c.vector is not None}
         kind: IdKind = generation.id_kind or ("str" if documents.id_kind() is str else "int")
         base = dataclasses.replace(generation, change_offset=0, id_kind=generation.id_kind or kind)
-        rows = _all_rows(base, known, dead, own | deleted, kind, report)
+        settled = own | deleted
+        unnamed = _Unnamed(set(settled))
+        rows = _all_rows(base, known, dead, settled, kind, unnamed, report)
         sealed, _ = seal_rows(
             folder,
             base,
@@ -78,7 +80,8 @@ def rebuild_all(folder: Path, metric: str | None, report: RepairReport, progress
         bodies_only = _first_with_vector(documents)
         report.rows_from_documents += len(own)
         entries: tuple[SegmentEntry, ...] = ()
-        _note_unsealed(documents, bodies_only, sealed, report)
+        unnamed.rows -= _note_unsealed(documents, bodies_only, sealed, report)
+        report.rows_lost += max(0, unnamed.rows - len(unnamed.elsewhere))
         if sealed is not None:
             entries = (dataclasses.replace(sealed.entry, sealed_offset=bodies_only),)
             sealed.release()
@@ -248,15 +251,36 @@ def _first_with_vector(store: DocumentStore) -> int:
 
 def _note_unsealed(
     store: DocumentStore, upto: int, sealed: SealedSegment | None, report: RepairReport
-) -> None:
-    """Count documents whose text is there and whose vector nothing has any more."""
+) -> int:
+    """Count documents whose text is there and whose vector nothing has any more.
+
+    Returns:
+        How many.
+    """
     known = set(report.lost)
+    before = report.rows_lost
     for part in batches(store.changes(0, upto, vectors=False, bodies=False)):
         keys: list[Key] = [(change.tenant, change.id) for change in part]
         rows = sealed.rows_of(keys).tolist() if sealed is not None else [-1] * len(keys)
         report.note_lost(
             [key for key, row in zip(keys, rows, strict=True) if row < 0 and key not in known]
         )
+    return report.rows_lost - before
+
+
+@dataclasses.dataclass
+class _Unnamed:
+    """Rows of segments whose ids are lost.
+
+    Attributes:
+        elsewhere: Documents that are not lost and of which some of these rows may have been: those
+            that need no segment. One that has a live row in a segment with ids had none here; where
+            nothing says which rows are dead, any document of the others may have had one.
+        rows: How many of these rows are not known to be dead.
+    """
+
+    elsewhere: set[Key]
+    rows: int = 0
 
 
 def _all_rows(
@@ -265,6 +289,7 @@ def _all_rows(
     dead: Mapping[str, BitMap],
     settled: set[Key],
     kind: IdKind,
+    unnamed: _Unnamed,
     report: RepairReport,
 ) -> Iterator[tuple[Sequence[Key], NDArray[np.float32]]]:
     """Yield each document that is not ``settled`` from the youngest segment that has it whole."""
@@ -280,8 +305,14 @@ def _all_rows(
         )
         if salvaged.names is None:
             report.actions.append(f"segment {entry.name}: its ids are lost")
+            unnamed.rows += entry.count - len(dead.get(entry.name, ()))
             continue
         keys = [document_key(name, entry.naming, kind) for name in salvaged.names]
+        if (gone := dead.get(entry.name)) is None:
+            unnamed.elsewhere.update(keys)
+        else:
+            live = (key for row, key in enumerate(keys) if row not in gone)
+            unnamed.elsewhere.difference_update(live)
         wanted = np.array([key not in taken for key in keys], dtype=np.bool_)
         wanted[np.frombuffer(dead.get(entry.name, BitMap()).to_array(), dtype=np.uint32)] = False
         yield from salvaged_rows(salvaged, keys, wanted, report)

@@ -159,7 +159,7 @@ class RepairReport:
         actions: What was done, one line each.
         rows_from_segments: Vectors taken from damaged segments.
         rows_from_documents: Vectors taken from the document store.
-        rows_lost: Rows that nothing had any more.
+        rows_lost: Rows that nothing had any more; of those that no id names at least so many.
         lost: The first 1,000 of their documents (tenant, id), where those are known.
         whole: Whether the index verifies now.
     """

@@ -248,6 +248,57 @@ def test_a_lost_vector_is_reported_by_name(tmp_path: Path) -> None:
         np.testing.assert_array_equal(found[tenant, i], vectors[i])
 
 
+@pytest.mark.parametrize("current", [True, False])
+@pytest.mark.parametrize("documents", [0, 50, 200])
+def test_rows_without_ids_are_counted_as_lost(
+    current: bool, documents: int, tmp_path: Path
+) -> None:
+    """Whether or not CURRENT is lost too; what the documents have of them comes back."""
+    path = tmp_path / "c"
+    build_collection(path, points(200, 1), metric="l2")
+    with Collection(path, "rw", settings=SETTINGS) as collection:
+        if documents:
+            collection.upsert(list(range(documents)), points(documents, 2))
+        collection.merge(full=True)
+        collection.upsert([500, 501], points(2, 3))
+        collection.merge()
+    first, _ = segment_folders(path)
+    (first / "ids.stk").unlink()
+    if current:
+        (path / "CURRENT").unlink()
+    report = repair(path)
+    assert report.whole
+    # Where CURRENT does not say what is dead, the other segment's two may have been among them.
+    assert max(0, 200 - documents - 2 * current) <= report.rows_lost <= 200 - documents
+    assert len(contents(path)) == documents + 2
+
+
+@pytest.mark.parametrize("segment", [0, 1])
+def test_dead_rows_without_ids_are_not_lost(
+    damaged: tuple[Path, dict[Any, np.ndarray]], segment: int
+) -> None:
+    """Without CURRENT nothing says that they are dead, but all that lives is somewhere else."""
+    path, model = damaged
+    (path / "CURRENT").unlink()
+    (segment_folders(path)[segment] / "ids.stk").unlink()
+    report = repair(path)
+    assert (report.whole, report.rows_lost) == (True, 0)
+    assert_same(contents(path), model)
+
+
+@pytest.mark.parametrize("segment", [0, 1])
+def test_live_rows_without_ids_and_documents_are_all_lost(
+    damaged: tuple[Path, dict[Any, np.ndarray]], segment: int
+) -> None:
+    path, _ = damaged
+    for file in [*path.glob("documents.db*"), segment_folders(path)[segment] / "ids.stk"]:
+        file.unlink()
+    report = repair(path)
+    assert report.whole
+    # 240 and 70 rows were sealed, of which 20 were replaced and 10 deleted.
+    assert (report.rows_lost, len(contents(path))) == ((210, 70) if segment == 0 else (70, 210))
+
+
 def test_a_bare_segment_is_linked_anew(tmp_path: Path) -> None:
     path = tmp_path / "segment"
     vectors = points(100, 1)
