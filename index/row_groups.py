@@ -1,9 +1,10 @@
 """Groups of rows that lie near each other, some hundreds to a group, for the order of rows.
 
-Found by two levels of k-means on a few directions in which the rows vary: cells, and groups inside
-of them. Each row joins the nearest group of the cells that are nearest to it, so that a border
-between cells is no border between groups. That costs as many products a row as two levels have
-centres, not as there are groups.
+Found by k-means on a few directions in which the rows vary. Of more groups than a million rows have
+it has two levels: cells, and groups inside of them. Each row then joins the nearest group of the
+cells that are nearest to it, so that a border between cells is no border between groups. That costs
+as many products a row as two levels have centres, not as there are groups; but such groups hold
+fewer of what lies near a query (index/BENCHMARKS.md).
 """
 
 from __future__ import annotations
@@ -23,7 +24,15 @@ _DIRECTIONS: Final = 64
 # What directions are found on, and how often the sample is turned back on them.
 _BASIS_ROWS: Final = 16_384
 _BASIS_TURNS: Final = 2
-# Rows of the sample for each group.
+# Up to so many groups each row is compared with all of them.
+_FLAT_MAX: Final = 4_096
+# Rows of the sample for each group, and of it in all, of one level.
+_FLAT_SAMPLE_ROWS: Final = 96
+_FLAT_SAMPLE_MAX: Final = 200_000
+_FLAT_ROUNDS: Final = 8
+# Numbers that are compared at a time, by each thread.
+_COMPARED: Final = 8 << 20
+# Rows of the sample for each group, of two levels.
 _SAMPLE_ROWS: Final = 24
 _CELL_ROUNDS: Final = 6
 _GROUP_ROUNDS: Final = 4
@@ -59,7 +68,10 @@ def group_rows(
     if groups < 2:
         return np.zeros(count, np.uint32)
     rng = np.random.default_rng(seed)
-    chosen = np.sort(rng.choice(count, min(count, max(groups * _SAMPLE_ROWS, 1)), replace=False))
+    drawn = groups * _SAMPLE_ROWS
+    if groups <= _FLAT_MAX:
+        drawn = max(min(groups * _FLAT_SAMPLE_ROWS, _FLAT_SAMPLE_MAX), drawn)
+    chosen = np.sort(rng.choice(count, min(count, drawn), replace=False))
     axes, middle = _directions(read(chosen[:: -(-len(chosen) // _BASIS_ROWS)]), rng)
 
     def points(rows: NDArray[np.int64]) -> Floats:
@@ -67,7 +79,12 @@ def group_rows(
         return np.concatenate([read(part) @ axes - middle for part in parts])
 
     batches = [chosen[at : at + _BATCH_ROWS] for at in range(0, len(chosen), _BATCH_ROWS)]
-    finder = _Groups(np.concatenate(list(run(points, batches))), groups, rng)
+    sample = np.concatenate(list(run(points, batches)))
+    finder: _Flat | _Groups
+    if groups <= _FLAT_MAX:
+        finder = _Flat(sample, groups, rng, run)
+    else:
+        finder = _Groups(sample, groups, rng)
 
     def label(start: int) -> NDArray[np.uint32]:
         return finder.nearest(points(np.arange(start, min(start + _BATCH_ROWS, count))))
@@ -97,6 +114,28 @@ def _directions(sample: Floats, rng: np.random.Generator) -> tuple[Floats, Float
     for _ in range(_BASIS_TURNS):
         axes = np.linalg.qr(sample.T @ (sample @ axes))[0]
     return np.ascontiguousarray(axes * unit, np.float32), mean @ axes
+
+
+class _Flat:
+    """Centres of groups, found on a sample of rows, near ones one after the other."""
+
+    def __init__(
+        self, sample: Floats, groups: int, rng: np.random.Generator, run: Callable[..., Any]
+    ) -> None:
+        centres, _ = _k_means(sample, groups, _FLAT_ROUNDS, rng, run)
+        cells, cell_of = _k_means(centres, max(round(groups**0.5), 1), _CELL_ROUNDS, rng)
+        order = [
+            members[_chain(centres[members])]
+            for members in (np.flatnonzero(cell_of == cell) for cell in _chain(cells))
+            if len(members)
+        ]
+        self._centres = centres[np.concatenate(order)]
+
+    # See `_Groups.nearest`.
+    @np.errstate(over="ignore", invalid="ignore")
+    def nearest(self, points: Floats) -> NDArray[np.uint32]:
+        """The nearest group of each point."""
+        return _nearest(points, self._centres, map).astype(np.uint32)
 
 
 class _Groups:
@@ -158,22 +197,34 @@ class _Groups:
 
 
 def _k_means(
-    points: Floats, wanted: int, rounds: int, rng: np.random.Generator
+    points: Floats,
+    wanted: int,
+    rounds: int,
+    rng: np.random.Generator,
+    run: Callable[..., Any] = map,
 ) -> tuple[Floats, NDArray[np.int64]]:
     """Lloyd's rounds from points drawn at random; centres, and each point's."""
     wanted = min(wanted, len(points))
     centres = points[rng.choice(len(points), wanted, replace=False)]
     labels = np.zeros(len(points), np.int64)
     for _ in range(rounds):
-        half = (centres**2).sum(axis=1) / 2
-        labels = np.concatenate(
-            [
-                (points[at : at + _BATCH_ROWS] @ centres.T - half).argmax(axis=1)
-                for at in range(0, len(points), _BATCH_ROWS)
-            ]
-        )
+        labels = _nearest(points, centres, run)
         centres = _means(points, labels, centres)
     return centres, labels
+
+
+def _nearest(points: Floats, centres: Floats, run: Callable[..., Any]) -> NDArray[np.int64]:
+    """The nearest centre of each point."""
+    half = (centres**2).sum(axis=1) / 2
+    rows = max(_COMPARED // max(len(centres), 1), 1)
+
+    def label(start: int) -> NDArray[np.int64]:
+        closest: NDArray[np.int64] = (points[start : start + rows] @ centres.T - half).argmax(
+            axis=1
+        )
+        return closest
+
+    return np.concatenate([np.empty(0, np.int64), *run(label, range(0, len(points), rows))])
 
 
 def _means(points: Floats, labels: NDArray[Any], centres: Floats) -> Floats:
