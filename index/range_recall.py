@@ -21,6 +21,9 @@ GROUP_COUNTS: Final = (4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 56, 64, 80,
 # Of what the target allows to be lost, what may lie outside of the groups that a scan looks at, in
 # the mean over the kinds of query. The rest is what settling may lose.
 _OUTSIDE_SHARE: Final = 0.95
+# And of the kind that fares worst: what a kind needs beyond the others is bytes that all would wait
+# for, and only until walks take over.
+_OUTSIDE_SHARE_WORST: Final = 1.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,8 +33,7 @@ class RangeRecall:
     Attributes:
         k: Neighbors.
         groups: Numbers of groups, rising.
-        overall: Mean share at each, over the kinds of known query. The number of groups is chosen
-            by it: the worst kind takes twice as many, and only until walks can take over.
+        overall: Mean share at each, over the kinds of known query.
         means: Mean share of the kind that fares worst, which is what is promised.
         lows: The share that the stated part of that kind's queries reached.
         strange_means: As ``means``, of strange queries, band after band.
@@ -102,7 +104,9 @@ def choose_ranges(measured: Sequence[RangeRecall], k: int, target: float) -> Cho
     if recall is None:
         return None
     wanted = 1.0 - _OUTSIDE_SHARE * (1.0 - target)
-    enough = [n for n, mean in zip(recall.groups, recall.overall, strict=True) if mean >= wanted]
+    least = 1.0 - _OUTSIDE_SHARE_WORST * (1.0 - target)
+    found_at = zip(recall.groups, recall.overall, recall.means, strict=True)
+    enough = [n for n, mean, worst in found_at if mean >= wanted and worst >= least]
     if not enough:
         return None
     groups = enough[0]

@@ -20,6 +20,7 @@ from stoker.index.build import build_segment
 from stoker.index.held_out import recall_of
 from stoker.index.manifest import FILES, Manifest
 from stoker.index.paged_file import HEADER_BYTES, PagedFile, PagedFileWriter
+from stoker.index.range_recall import RangeRecall, choose_ranges
 from stoker.index.range_table import Ranges, ranges_of
 from stoker.index.recall_bounds import FACTS
 from stoker.index.segment import Segment, SegmentHits
@@ -115,6 +116,32 @@ def test_groups_part_the_rows_and_none_is_large(sizes: list[int], runs: int, see
     # What is of one group is of one place.
     for group in range(found.groups):
         assert len(set(places[found.group_of_row == group].tolist())) == 1
+
+
+@settings(max_examples=100)
+@given(
+    shares=st.lists(st.floats(0.5, 1.0), min_size=3, max_size=3),
+    target=st.floats(0.5, 0.999),
+    seed=st.integers(0, 2**16),
+)
+def test_the_fewest_groups_are_chosen_that_hold_what_the_target_asks(
+    shares: list[float], target: float, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    groups = (4, 8, 16, 32)
+    kinds = np.sort(rng.uniform(min(shares), 1.0, (3, len(groups))), axis=1)
+    overall, worst = kinds.mean(axis=0), kinds.min(axis=0)
+    measured = RangeRecall(K, groups, tuple(overall), tuple(worst), (0.0,) * 4, (), ())
+    chosen = choose_ranges([measured], K, target)
+    lost, lost_worst = (1 - overall) / (1 - target), (1 - worst) / (1 - target)
+    if chosen is None:
+        assert lost[-1] > 0.94 or lost_worst[-1] > 1.49
+        return
+    at = groups.index(chosen.groups)
+    assert lost[at] <= 0.96
+    assert lost_worst[at] <= 1.51
+    assert at == 0 or lost[at - 1] > 0.94 or lost_worst[at - 1] > 1.49
+    assert choose_ranges([measured], K + 1, target) is None
 
 
 def test_a_query_with_nothing_loaded_reads_in_three_rounds_and_finds_the_target(
