@@ -12,7 +12,7 @@ def main() -> int:
     try:
         from stoker.service import cli
     except KeyboardInterrupt:
-        print("stoker: interrupted", file=sys.stderr)
+        sys.stderr.write("stoker: interrupted\n")
         return _INTERRUPTED
     return cli.main()
 

@@ -91,9 +91,9 @@ def test_the_same_law_gives_what_was_predicted(index: CollectionIndex, budget_ra
 
 def test_traffic_that_turned_elsewhere_shows_as_an_error(index: CollectionIndex) -> None:
     # Half of what a walk looks at lies anywhere, so a turn never costs all that was predicted.
-    receipt = receipt_of(index, budget_ratio=0.2, turned=True)
+    receipt = receipt_of(index, budget_ratio=0.15, turned=True)
     assert receipt.prediction_error is not None
-    assert receipt.prediction_error < -1.5 * TOLERANCE
+    assert receipt.prediction_error < -1.2 * TOLERANCE
 
 
 def test_nothing_warmed_serves_nothing_whatever_demand_has_read(index: CollectionIndex) -> None:

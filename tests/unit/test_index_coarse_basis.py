@@ -23,7 +23,7 @@ from stoker.index.coarse_basis import (
     choose_basis,
     coarse_record_bytes,
 )
-from stoker.index.manifest import FILES, Manifest
+from stoker.index.manifest import Manifest
 from stoker.index.paged_file import SegmentFileCorrupt
 from stoker.index.segment import Segment
 from stoker.index.settings import IndexSettings
@@ -167,7 +167,7 @@ def test_a_basis_of_another_size_is_refused(sealed: Path, tmp_path: Path) -> Non
     manifest = Manifest.read(sealed)
     copy = tmp_path / "segment"
     copy.mkdir()
-    for name in FILES.values():
+    for name in manifest.files.values():
         (copy / name).write_bytes((sealed / name).read_bytes())
     fewer = dataclasses.replace(manifest, coarse_directions=manifest.coarse_directions - 1)
     fewer.write(copy)
@@ -179,7 +179,7 @@ def test_a_basis_that_fits_no_code_is_refused(sealed: Path, tmp_path: Path) -> N
     manifest = Manifest.read(sealed)
     copy = tmp_path / "segment"
     copy.mkdir()
-    for name in FILES.values():
+    for name in manifest.files.values():
         (copy / name).write_bytes((sealed / name).read_bytes())
     dataclasses.replace(manifest, coarse_wide_blocks=9).write(copy)
     with pytest.raises(CorruptError, match="coarse basis"):
