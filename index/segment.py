@@ -368,6 +368,7 @@ class Segment:
         if walk.ranges is not None:
             known.options.set_ranges(
                 groups=walk.ranges.groups,
+                hurried=self._pages is None or self._pages.soon_there,
                 **range_losses(
                     target_of(self._settings, recall_target),
                     walk.ranges,

@@ -140,6 +140,8 @@ class SegmentPages:
         basis: The directions of coarse codes, where walks compare those and they have any.
         holds_all: Whether the budget has room for all pages that searches look at.
         holds_scan: Whether it has room for all that a scan compares.
+        soon_there: Whether what walks look at is so little that it is read in large pieces: a few
+            queries bring all of it.
         holds_navigation: Whether it has room for all that walks look at, and more. Where it has
             not, walks miss pages for good, and what they read has to be little.
     """
@@ -175,8 +177,9 @@ class SegmentPages:
         self.holds_navigation = self.holds_all or walked <= _NAVIGATION_SHARE_MAX * wanted
         self._keeps_navigation = self.holds_navigation and not self.holds_all
         budget = min(max(wanted, _BUDGET_PAGES_MIN), max(pages, _BUDGET_PAGES_MIN)) * m.page_bytes
-        few = walked * m.page_bytes <= _FEW_BYTES
-        cluster = max((_CLUSTER_BYTES_MAX if few else _CLUSTER_BYTES) // m.page_bytes, 1)
+        self.soon_there = walked * m.page_bytes <= _FEW_BYTES
+        cluster_bytes = _CLUSTER_BYTES_MAX if self.soon_there else _CLUSTER_BYTES
+        cluster = max(cluster_bytes // m.page_bytes, 1)
         self.stores: dict[str, int] = {}
         self.pool: Any = _core.PagePool(
             page_bytes=m.page_bytes,

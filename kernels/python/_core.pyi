@@ -202,9 +202,9 @@ class SearchOptions:
         How walks go on for queries that lie farther than `below` from what they find, or to how many groups scans of `set_ranges` do.
         """
 
-    def set_ranges(self, *, groups: int, mean_loss: float, rerank_target: float) -> None:
+    def set_ranges(self, *, groups: int, mean_loss: float, rerank_target: float, hurried: bool = False) -> None:
         """
-        A walk that misses a page is left for a scan of so many groups, the nearest, which loses no more in the mean than this when it is settled.
+        A walk that misses a page is left for a scan of so many groups, the nearest, which loses no more in the mean than this when it is settled; `hurried`: only by who has a deadline.
         """
 
     @property

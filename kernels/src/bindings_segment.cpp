@@ -501,14 +501,16 @@ void bind_segment(nb::module_& m) {
           "many groups scans of `set_ranges` do.")
       .def(
           "set_ranges",
-          [](SearchOptions& self, std::uint32_t groups, float mean_loss, float rerank_target) {
+          [](SearchOptions& self, std::uint32_t groups, float mean_loss, float rerank_target,
+             bool hurried) {
             self.params.range_groups = groups;
+            self.params.range_hurried = hurried;
             self.params.range_mean_loss = mean_loss;
             self.params.range_rerank_target = rerank_target;
           },
-          nb::kw_only(), "groups"_a, "mean_loss"_a, "rerank_target"_a,
+          nb::kw_only(), "groups"_a, "mean_loss"_a, "rerank_target"_a, "hurried"_a = false,
           "A walk that misses a page is left for a scan of so many groups, the nearest, which loses "
-          "no more in the mean than this when it is settled.")
+          "no more in the mean than this when it is settled; `hurried`: only by who has a deadline.")
       .def_prop_ro("mean_loss", [](const SearchOptions& self) { return self.params.mean_loss; });
   nb::class_<Facts>(m, "Facts", "What the searches of a batch say of themselves.")
       .def("columns", &Facts::columns,

@@ -144,6 +144,7 @@ bool Walk::leaves_for_ranges() {
                        kAllowedMin * static_cast<double>(layout_.count)) {
     return false;
   }
+  if (params_.range_hurried && !params_.deadline) return false;
   if (!pool_.is_roomy()) return false;
   s_.links_missing.clear();
   s_.codes_missing.clear();

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 import stoker.index.range_table as range_table
 import stoker.index.segment as segment_room
+import stoker.index.segment_pages as segment_pages
 from stoker.errors import CorruptError
 from stoker.index.build import build_segment
 from stoker.index.held_out import recall_of
@@ -25,11 +27,19 @@ from stoker.index.range_table import Ranges, ranges_of
 from stoker.index.recall_bounds import FACTS
 from stoker.index.segment import Segment, SegmentHits
 
-pytestmark = pytest.mark.usefixtures("small_groups")
+pytestmark = pytest.mark.usefixtures("many_codes")
 
 SEED = 20_261_130
 COUNT, DIM, K = 6_000, 48, 10
 QUERIES = 150
+
+
+@pytest.fixture(scope="module")
+def many_codes(small_groups: None) -> Iterator[None]:
+    """Have links and codes count as many, as of a large segment: else only the hurried scan."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(segment_pages, "_FEW_BYTES", 0)
+        yield
 
 
 def drawn(
@@ -196,6 +206,19 @@ def test_scans_leave_out_small_pieces_beyond_the_nearest_groups(
             left_out += int(rows.sum() - kept.sum())
         assert told["evaluated"][0] == expected
     assert left_out > 0
+
+
+def test_of_few_links_and_codes_only_the_hurried_scan(
+    sealed: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Large clusters bring all of them within some queries, which then read nothing any more."""
+    monkeypatch.setattr(segment_pages, "_FEW_BYTES", 64 << 20)
+    path, metric = sealed
+    _, sorts = drawn(metric)
+    for deadline_s, scans in ((None, False), (60.0, True)):
+        with Segment.open(path) as segment:
+            told = facts(segment.search(sorts["far"][:1], K, deadline_s=deadline_s))
+            assert (told["range_groups"][0] > 0) == scans
 
 
 def test_once_all_is_there_walks_answer_and_a_given_width_always_does(

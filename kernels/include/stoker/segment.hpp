@@ -169,6 +169,9 @@ struct SearchParams {
   // such a scan may lose when it is settled takes the place of `mean_loss` and `rerank_target`.
   // 0: the walk reads what it misses. Not with a filter that takes out many rows.
   std::uint32_t range_groups = 0;
+  // Only for who has a deadline. Of few links and codes large clusters bring all within some queries:
+  // who can wait walks, and soon nobody reads.
+  bool range_hurried = false;
   float range_mean_loss = 0;
   float range_rerank_target = 0;
   // Expected share of the true k among the answer, given that the walk has found them; the
