@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
-from stoker.index.json_values import is_count, is_number, is_share
+from stoker.index.json_values import is_count, is_number, is_share, with_tuples
 from stoker.index.loss_lines import LossLine, LossLines, lines_from_json, wrong_with_lines
 from stoker.index.range_recall import RangeRecall, ranges_from_json, wrong_with_ranges
 
@@ -279,16 +279,11 @@ def calibration_from_json(raw: Mapping[str, Any]) -> Calibration:
     by_k = tuple(_table(dict(table)) for table in raw.get("by_k", ()))
     lines = {name: lines_from_json(raw.get(name, ())) for name in ("losses", "coarse_losses")}
     ranges = ranges_from_json(raw.get("ranges", ()))
-    return Calibration(**{**raw, **_tuples(raw), "by_k": by_k, "ranges": ranges, **lines})
+    return Calibration(**{**with_tuples(raw), "by_k": by_k, "ranges": ranges, **lines})
 
 
 def _table(raw: dict[str, Any]) -> KTable:
-    return KTable(**{**raw, **_tuples(raw), "recall": _tuples(dict(raw["recall"]))})
-
-
-def _tuples(raw: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
-    """The lists of a JSON object."""
-    return {name: tuple(value) for name, value in raw.items() if isinstance(value, list)}
+    return KTable(**{**with_tuples(raw), "recall": with_tuples(dict(raw["recall"]))})
 
 
 def wrong_with(calibration: Calibration, *, has_coarse: bool) -> str | None:

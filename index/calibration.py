@@ -35,8 +35,8 @@ from stoker.index.held_out import KINDS, NEAR_MIN, STRANGERS, K, Probe
 from stoker.index.loss_lines import LOSS_KINDS, LossLines
 from stoker.index.loss_probe import measure_losses
 from stoker.index.manifest import FILES, Manifest
-from stoker.index.range_recall import GROUP_COUNTS, RangeRecall
-from stoker.index.range_table import WHOLE_NEAREST, Ranges
+from stoker.index.range_recall import GROUP_COUNTS, WHOLE_NEAREST, RangeRecall
+from stoker.index.range_table import Ranges
 from stoker.index.recall_bounds import SCAN_ROWS_MAX, scan_width
 from stoker.index.segment import Segment
 from stoker.index.settings import IndexSettings

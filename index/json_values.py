@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -23,3 +24,8 @@ def is_number(value: object) -> bool:
 def is_share(value: Any) -> bool:
     """Tell whether it is a number in [0, 1]."""
     return is_number(value) and 0 <= value <= 1
+
+
+def with_tuples(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """A JSON object whose lists are tuples, as fields of frozen classes are."""
+    return {name: tuple(v) if isinstance(v, list) else v for name, v in raw.items()}

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.index.json_values import is_count, is_number, is_share
+from stoker.index.json_values import is_count, is_number, is_share, with_tuples
 
 # Kinds of query that lines are measured of; the first lie near what is stored.
 LOSS_KINDS: Final = ("near", "far", "between")
@@ -170,12 +170,7 @@ def lines_from_json(raw: Any) -> tuple[LossLines, ...]:
     Raises:
         TypeError: fields are missing or unknown.
     """
-    lines = []
-    for entry in raw:
-        fields: dict[str, Any] = dict(entry)
-        lists = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
-        lines.append(LossLines(**{**fields, **lists}))
-    return tuple(lines)
+    return tuple(LossLines(**with_tuples(dict(entry))) for entry in raw)
 
 
 def wrong_with_lines(lines: Any, *, ef_max: int) -> str | None:

@@ -42,9 +42,8 @@ FILES: Final = {
 # Files that a segment may do without: older versions did, and so do vectors too short for the first
 # and segments too small for the second.
 OPTIONAL: Final = ("coarse", "ranges")
-# Of ranges.stk: what a group's record has behind its code, and the size of a piece.
+# Of ranges.stk: what a group's record has behind its code.
 GROUP_TAIL_BYTES: Final = 8
-PIECE_BYTES: Final = 8
 # Raises with what is wrong, where it is: (holds, what).
 _Need = Callable[[bool, str], None]
 
@@ -125,16 +124,6 @@ class Manifest:
     def group_record_bytes(self) -> int:
         """Bytes of a group's record in that table."""
         return self.code_record_bytes + GROUP_TAIL_BYTES
-
-    @property
-    def range_pages(self) -> int:
-        """Pages of that table: of groups, and of the pieces that they are made of."""
-        if not self.has_ranges:
-            return 0
-        per_page = self.page_bytes // self.group_record_bytes
-        return -(-self.range_groups // per_page) + -(
-            -self.range_pieces // (self.page_bytes // PIECE_BYTES)
-        )
 
     @property
     def files(self) -> dict[str, str]:
@@ -242,13 +231,6 @@ def _check(manifest: Manifest, path: Path) -> None:
         and (manifest.metric != "l2" or not length2),
         f"row_length2 {length2!r}",
     )
-    _check_ranges(manifest, need)
-    need(
-        isinstance(manifest.file_crcs, dict)
-        and set(manifest.file_crcs) == set(manifest.files)
-        and all(map(is_count, manifest.file_crcs.values())),
-        "file_crcs does not name the segment's files",
-    )
     need(manifest.id_kind in ("int", "str"), f"id_kind {manifest.id_kind!r}")
     need(manifest.id_by_row_dtype in ("<u4", "<i8", "<u8"), f"{manifest.id_by_row_dtype!r}")
     need(
@@ -264,6 +246,13 @@ def _check(manifest: Manifest, path: Path) -> None:
     for name in ("seed", "total_bytes"):
         value = getattr(manifest, name)
         need(is_int(value) and 0 <= value < 1 << 64, f"{name} {value!r}")
+    _check_ranges(manifest, need)
+    need(
+        isinstance(manifest.file_crcs, dict)
+        and set(manifest.file_crcs) == set(manifest.files)
+        and all(map(is_count, manifest.file_crcs.values())),
+        "file_crcs does not name the segment's files",
+    )
     if manifest.calibration is not None:
         what = wrong_with(manifest.calibration, has_coarse=manifest.has_coarse)
         need(what is None, f"calibration: {what}")
@@ -305,12 +294,13 @@ def _check_ranges(manifest: Manifest, need: _Need) -> None:
         is_count(pieces) and groups <= pieces <= manifest.count and (groups > 0 or pieces == 0),
         f"range_pieces {pieces!r}",
     )
-    # Sizes of records are checked later than this is asked for.
-    record = manifest.code_record_bytes
-    need(
-        groups == 0 or (is_count(record) and 0 < record + GROUP_TAIL_BYTES <= manifest.page_bytes),
-        f"code_record_bytes {record!r}: a group's record does not fit a page",
-    )
+    if groups > 0:
+        # Their records are codes, which walks over vectors do not compare.
+        need(not manifest.walks_vectors, f"range_groups {groups}: walks compare vectors")
+        need(
+            manifest.group_record_bytes <= manifest.page_bytes,
+            f"code_record_bytes {manifest.code_record_bytes}: a group's record does not fit a page",
+        )
 
 
 def _check_levels(manifest: Manifest, need: _Need) -> None:

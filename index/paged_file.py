@@ -118,6 +118,24 @@ class PagedFileInfo:
         return body + _CRC.pack(_core.crc32c(np.frombuffer(body, np.uint8)))
 
 
+def to_pages(records: NDArray[np.uint8], per_page: int, page_bytes: int) -> NDArray[np.uint8]:
+    """Lay out records that do not cross pages, uint8, shape (pages, page_bytes), padded with zeros.
+
+    Args:
+        records: uint8, shape (n, record_bytes).
+        per_page: Records on a page.
+        page_bytes: Bytes of a page.
+    """
+    used = per_page * records.shape[1]
+    pages = np.zeros((-(-len(records) // per_page), page_bytes), np.uint8)
+    full = len(records) // per_page
+    pages[:full, :used] = records[: full * per_page].reshape(full, used)
+    rest = records[full * per_page :].reshape(-1)
+    if len(rest):
+        pages[full, : len(rest)] = rest
+    return pages
+
+
 class PagedFileWriter:
     """Writes pages in order; nothing is valid until `close` has put the header in place."""
 
@@ -168,21 +186,9 @@ class PagedFileWriter:
             whole = len(rows) // info.per_page
             cut = whole * info.per_page
             if whole:
-                self.write_pages(self._to_pages(rows[:cut]), 0)
+                self.write_pages(to_pages(rows[:cut], info.per_page, info.page_bytes), 0)
             self._pending = rows[cut:].reshape(-1).copy()
         self._records += len(records)
-
-    def _to_pages(self, rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        info = self._info
-        count = -(-len(rows) // info.per_page)
-        pages = np.zeros((count, info.page_bytes), np.uint8)
-        used = info.per_page * info.record_bytes
-        full = len(rows) // info.per_page
-        pages[:full, :used] = rows[: full * info.per_page].reshape(full, used)
-        rest = rows[full * info.per_page :].reshape(-1)
-        if len(rest):
-            pages[full, : len(rest)] = rest
-        return pages
 
     def sync(self) -> None:
         """Have the disk take what was written so far; any thread may, while others write.

@@ -16,20 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.index.manifest import FILES
-from stoker.index.paged_file import PagedFileInfo, PagedFileWriter
+from stoker.index.paged_file import PagedFileInfo, PagedFileWriter, to_pages
+from stoker.index.range_recall import SMALL_SHARE
 from stoker.index.row_groups import GROUP_ROWS
 
 # Of fewer rows links and codes are there at once: a cold walk reads a few of their clusters.
 RANGE_ROWS_MIN: Final = 16_384
 # Groups of more rows, as of rows that are alike, are cut: each is read whole or not at all.
 _ROWS_MAX: Final = 2 * GROUP_ROWS
-
-
-# Beyond so many groups, the nearest, a scan leaves out pieces of less than a so manieth of their
-# group's rows, as are those of upper levels: a piece is a read, and holds as few of the neighbors.
-# A million rows, 48 groups: 56 reads for 78 (p99), 0.971 of the neighbors for 0.975.
-WHOLE_NEAREST: Final = 8
-SMALL_SHARE: Final = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,21 +135,11 @@ def write_ranges(
         folder / FILES["ranges"], kind="ranges", page_bytes=page_bytes, record_bytes=0, per_page=0
     ) as writer:
         for part in (records, _bytes_of(ranges.pieces)):
-            writer.write_pages(_paged(part, page_bytes), len(part))
+            per_page = page_bytes // part.shape[1]
+            writer.write_pages(to_pages(part, per_page, page_bytes), len(part))
         return writer.close()
 
 
 def _bytes_of(numbers: NDArray[Any]) -> NDArray[np.uint8]:
     """Rows of u32, little-endian, as bytes."""
     return np.ascontiguousarray(numbers, "<u4").view(np.uint8)
-
-
-def _paged(records: NDArray[np.uint8], page_bytes: int) -> NDArray[np.uint8]:
-    """Records that do not cross pages, padded to whole ones."""
-    size = records.shape[1]
-    per_page = page_bytes // size
-    pages = np.zeros((-(-len(records) // per_page), per_page, size), np.uint8)
-    pages.reshape(-1, size)[: len(records)] = records
-    whole = np.zeros((len(pages), page_bytes), np.uint8)
-    whole[:, : per_page * size] = pages.reshape(len(pages), -1)
-    return whole

@@ -213,9 +213,9 @@ class _Sealer:
         self.coarse = _core.coarse_record_bytes(self.dim) <= _COARSE_SHARE_MAX * (
             _core.code_record_bytes(self.dim)
         )
-        # As `Manifest.walks_vectors`.
-        vector_bytes = self.dim * (2 if self.half else 4)
-        self._walks_vectors = vector_bytes <= _core.refine_record_bytes(self.dim)
+        self.vector_bytes = self.dim * (2 if self.half else 4)
+        # As `Manifest.walks_vectors`: no code is compared then.
+        self.walks_vectors = self.vector_bytes <= _core.refine_record_bytes(self.dim)
         self.infos: dict[str, PagedFileInfo] = {}
         self.row_length2 = 0.0
 
@@ -241,7 +241,7 @@ class _Sealer:
             levels = self._write_links(order)
             centre, basis = transform.result()
         probe = Probe.draw(self.vectors, self.rows, metric=self.metric)
-        ranges = None if places is None or self._walks_vectors else ranges_of(places[order])
+        ranges = None if places is None or self.walks_vectors else ranges_of(places[order])
         self._write_rows(order, centre, basis, probe, ranges)
         id_layout, self.infos["ids"] = write_ids(
             self.folder / FILES["ids"], self.ids[self.rows[order]], page_bytes=self.page_bytes
@@ -406,8 +406,7 @@ class _Sealer:
             lengths2.append(np.einsum("ij,ij->i", batch, batch, dtype=np.float64))
         met = np.concatenate(lengths2)
         centre = (total / len(met)).astype(np.float32)
-        # Walks over short vectors compare no codes.
-        if self.dim * (2 if self.half else 4) > _core.refine_record_bytes(self.dim):
+        if not self.walks_vectors:
             self.row_length2 = common_length2(self.metric, centre, met)
         return centre
 
@@ -444,7 +443,6 @@ class _Sealer:
         code_bytes = _core.code_record_bytes(self.dim)
         refine_bytes = _core.refine_record_bytes(self.dim)
         coarse_bytes = coarse_record_bytes(basis, self.dim)
-        vector_bytes = self.dim * (2 if self.half else 4)
 
         def writer(part: str, record: int, per_page: int) -> PagedFileWriter:
             return PagedFileWriter(
@@ -459,7 +457,7 @@ class _Sealer:
             one_blas_thread(),
             writer("codes", code_bytes, self.page_bytes // code_bytes) as codes,
             writer("refine", refine_bytes, self.page_bytes // refine_bytes) as refines,
-            writer("vectors", vector_bytes, 0) as vectors,
+            writer("vectors", self.vector_bytes, 0) as vectors,
             contextlib.ExitStack() as optional,
             ThreadPoolExecutor(self.threads) as pool,
             ThreadPoolExecutor(1) as disk,

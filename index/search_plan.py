@@ -41,6 +41,11 @@ _COARSE_LOSS: Final = 0.65
 _SHORTER_COARSE_LOSS: Final = 1.0
 
 
+def target_of(settings: IndexSettings, recall_target: float | None) -> float:
+    """The recall target: what was asked for, or the setting."""
+    return settings.recall_target if recall_target is None else recall_target
+
+
 def plan_search(
     settings: IndexSettings,
     navigation_bits: int,
@@ -70,7 +75,7 @@ def plan_search(
     Returns:
         What the native search takes besides the question.
     """
-    target = settings.recall_target if recall_target is None else recall_target
+    target = target_of(settings, recall_target)
     # The target is a mean over queries: one reads when its own expectation is further from
     # perfect than that, by what the others make up for. The error model takes a coarse walk's
     # candidates for all there are, so nothing is left to make up there.
@@ -153,7 +158,7 @@ def wanted_of_walk(settings: IndexSettings, recall_target: float | None) -> floa
         settings: The room's settings.
         recall_target: What was asked for, or None for the setting.
     """
-    target = settings.recall_target if recall_target is None else recall_target
+    target = target_of(settings, recall_target)
     return 1.0 - (1.0 - RERANK_SHARE_MIN) * (1.0 - target)
 
 
@@ -170,13 +175,8 @@ def sure_of_walk(
         recall_target: What was asked for, or None for the setting.
         holds_all: Whether the budget has room for all pages.
     """
-    target = settings.recall_target if recall_target is None else recall_target
+    target = target_of(settings, recall_target)
     return target if holds_all or target >= EXACT_TARGET else None
-
-
-def target_of(settings: IndexSettings, recall_target: float | None) -> float:
-    """The recall target: what was asked for, or the setting."""
-    return settings.recall_target if recall_target is None else recall_target
 
 
 def range_losses(

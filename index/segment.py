@@ -26,7 +26,7 @@ from stoker.index.hits import Summarized, Summary
 from stoker.index.ids import IdLayout, IdTable
 from stoker.index.manifest import FILES, Manifest
 from stoker.index.paged_file import PagedFile, SegmentFileCorrupt
-from stoker.index.range_table import SMALL_SHARE, WHOLE_NEAREST
+from stoker.index.range_recall import SMALL_SHARE, WHOLE_NEAREST
 from stoker.index.recall_bounds import RecallBounds
 from stoker.index.residency import Residency
 from stoker.index.search_plan import (

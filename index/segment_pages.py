@@ -161,7 +161,7 @@ class SegmentPages:
         self.kinds = tuple(kind for kind in PAGE_KINDS if kind in self._stages)
         self._walked, self._upper_codes = self._walked_part()
         parts = _PARTS.get(self.navigation_bits, _PARTS[4])
-        if m.has_ranges and not m.walks_vectors:
+        if m.has_ranges:
             parts = (*parts, "ranges")
         pages = sum(self._files[part].info.page_count for part in parts)
         # What is held beside the pages counts too.
@@ -242,9 +242,8 @@ class SegmentPages:
             return 4
         if settings.navigation_bits:
             return settings.navigation_bits
-        navigation = self._manifest.range_pages + sum(
-            self._files[part].info.page_count for part in ("links", "codes")
-        )
+        walked = (self._files.get(part) for part in ("links", "codes", "ranges"))
+        navigation = sum(file.info.page_count for file in walked if file is not None)
         fits = memory_bytes == 0 or navigation * self._manifest.page_bytes <= memory_bytes
         return 4 if fits else 2
 

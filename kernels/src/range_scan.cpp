@@ -29,12 +29,6 @@ std::uint32_t read_u32(const std::uint8_t* p) {
   return value;
 }
 
-float read_f32(const std::uint8_t* p) {
-  float value;
-  std::memcpy(&value, p, 4);
-  return value;
-}
-
 std::uint32_t pages_for(std::uint32_t records, std::uint32_t per_page) {
   return records / per_page + (records % per_page > 0 ? 1 : 0);
 }
@@ -152,21 +146,6 @@ bool Walk::leaves_for_ranges() {
   return true;
 }
 
-// Has pages read that are all wanted, in one round.
-PinnedPages Walk::fetch_at_once(const std::vector<PageRef>& wanted) {
-  PendingPages pending =
-      pool_.begin_fetch(wanted.data(), wanted.size(), params_.deadline, false);
-  if (s_.flight.pending()) {   // as in read_missing()
-    pending.issue();
-    s_.flight.land(params_.deadline);
-  }
-  PinnedPages pages = pending.finish(params_.deadline);
-  if (pages.reads() > 0) ++stats_.rounds;
-  stats_.bytes_read += pages.bytes_read();
-  stats_.pages_read += pages.bytes_read() / links_.page_bytes;
-  return pages;
-}
-
 // Looks at the rows of the nearest groups in place of a walk. One that ends far from the query, by
 // what it has met, goes on to more of them, as walks do. False where nobody knows which are nearest,
 // or a filter left too few of their rows to be sure of the answer: then the walk begins anew.
@@ -195,7 +174,7 @@ bool Walk::scan_ranges() {
   NearestGroups groups(layout_, searcher_.quantizer_, searcher_.kernels_);
   s_.wanted.clear();
   groups.want(pool_, s_.wanted);
-  PinnedPages table = fetch_at_once(s_.wanted);
+  PinnedPages table = read_round(false);
   for (std::size_t i = 0; i < table.size(); ++i) {
     const PageStatus status = table.status(i);
     if (status == PageStatus::deadline) stats_.deadline_hit = true;
@@ -207,15 +186,10 @@ bool Walk::scan_ranges() {
 
   std::size_t wanted = params_.range_groups;
   scan_groups(groups, 0, wanted);
-  if (params_.farther_count > 0 && !s_.nearest.items().empty()) {
-    const float near = nearness();
-    std::uint32_t band = 0;
-    // What is no number lies below all edges.
-    while (band < params_.farther_count && !(near >= params_.farther[band].below)) ++band;
-    if (band > 0 && params_.farther[band - 1].range_groups > wanted) {
-      scan_groups(groups, wanted, params_.farther[band - 1].range_groups);
-      wanted = params_.farther[band - 1].range_groups;
-    }
+  const std::uint32_t band = farther_band();
+  if (band > 0 && params_.farther[band - 1].range_groups > wanted) {
+    scan_groups(groups, wanted, params_.farther[band - 1].range_groups);
+    wanted = params_.farther[band - 1].range_groups;
   }
   for (const Candidate& candidate : walked) {
     if (!visit(candidate.row)) continue;
@@ -274,7 +248,7 @@ void Walk::scan_groups(NearestGroups& groups, std::size_t from, std::size_t to) 
       stats_.skipped += rows_in_all;
       continue;
     }
-    const PinnedPages pages = fetch_at_once(s_.wanted);
+    const PinnedPages pages = read_round(false);
     for (const RowsOfPage& span : s_.spans) {
       const std::byte* page = pages.data(span.page);
       const std::uint32_t rows = span.last - span.first;

@@ -26,12 +26,6 @@ constexpr double kPlanePages = 2;
 // Vectors on their way from memory while one is compared.
 constexpr std::size_t kVectorsAhead = 3;
 
-inline float read_f32(const std::uint8_t* p) {
-  float value;
-  std::memcpy(&value, p, 4);
-  return value;
-}
-
 // Probability that a standard normal variable exceeds `z`.
 double upper_tail(double z) { return 0.5 * std::erfc(z * 0.70710678118654752); }
 

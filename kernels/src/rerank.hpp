@@ -10,6 +10,13 @@
 
 namespace stoker {
 
+// A number of a record, which lies anywhere.
+inline float read_f32(const std::uint8_t* p) {
+  float value;
+  std::memcpy(&value, p, 4);
+  return value;
+}
+
 // What a candidate's distance was computed from; later ones are better.
 enum class Grade : std::uint8_t { coarse, code, refined, exact };
 

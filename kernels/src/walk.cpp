@@ -140,14 +140,21 @@ float Walk::nearness() const {
 // Whether a whole walk has ended as near to the query as narrow walks have to.
 bool Walk::is_near() const { return stats_.skipped == 0 && nearness() >= params_.near_from; }
 
+// Which of the farther walks is for a query as far from what was met, from 1; 0: none.
+std::uint32_t Walk::farther_band() const {
+  if (params_.farther_count == 0 || s_.nearest.items().empty()) return 0;
+  const float near = nearness();
+  std::uint32_t band = 0;
+  // What is no number lies below all edges.
+  while (band < params_.farther_count && !(near >= params_.farther[band].below)) ++band;
+  return band;
+}
+
 // Goes on, wider, where a whole walk has ended so far from the query that walks of its width are
 // known to miss much of what such queries ask for.
 void Walk::go_farther() {
-  if (params_.farther_count == 0 || stats_.skipped > 0 || s_.nearest.items().empty()) return;
-  const float near = nearness();
-  std::uint32_t chosen = 0;
-  // What is no number lies below all edges.
-  while (chosen < params_.farther_count && !(near >= params_.farther[chosen].below)) ++chosen;
+  if (stats_.skipped > 0) return;
+  const std::uint32_t chosen = farther_band();
   if (chosen == 0) return;
   const FartherWalk& walk = params_.farther[chosen - 1];
   if (walk.ef <= params_.ef) return;

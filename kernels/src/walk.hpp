@@ -190,6 +190,7 @@ class Walk {
   void enter_widely(std::uint32_t entry_ef);
   float nearness() const;
   bool is_near() const;
+  std::uint32_t farther_band() const;
   void go_farther();
   bool covers_answer(std::size_t among) const;
   void widen(std::size_t ef);
@@ -209,7 +210,7 @@ class Walk {
   void scan_allowed();
   bool scan_ranges();
   void scan_groups(NearestGroups& groups, std::size_t from, std::size_t to);
-  PinnedPages fetch_at_once(const std::vector<PageRef>& wanted);
+  PinnedPages read_round(bool around);
   bool leaves_for_ranges();
 
   bool is_allowed(std::uint32_t row) const {

@@ -22,7 +22,7 @@ from stoker.index.build import build_segment
 from stoker.index.held_out import recall_of
 from stoker.index.manifest import FILES, Manifest
 from stoker.index.paged_file import HEADER_BYTES, PagedFile, PagedFileWriter
-from stoker.index.range_recall import RangeRecall, choose_ranges
+from stoker.index.range_recall import SMALL_SHARE, RangeRecall, choose_ranges
 from stoker.index.range_table import Ranges, ranges_of
 from stoker.index.recall_bounds import FACTS
 from stoker.index.segment import Segment, SegmentHits
@@ -121,7 +121,7 @@ def test_groups_part_the_rows_and_none_is_large(sizes: list[int], runs: int, see
     small = found.in_small_piece()
     for group in range(found.groups):
         for first, rows in found.pieces[found.first_piece[group] : found.first_piece[group + 1]]:
-            is_small = rows * range_table.SMALL_SHARE < held[group]
+            is_small = rows * SMALL_SHARE < held[group]
             assert (small[first : first + rows] == is_small).all()
     # What is of one group is of one place.
     for group in range(found.groups):
@@ -201,7 +201,7 @@ def test_scans_leave_out_small_pieces_beyond_the_nearest_groups(
             rows = pieces[first : first + count, 1].astype(np.int64)
             kept = rows
             if place >= 2:
-                kept = rows[rows * range_table.SMALL_SHARE >= rows.sum()]
+                kept = rows[rows * SMALL_SHARE >= rows.sum()]
             expected += int(kept.sum())
             left_out += int(rows.sum() - kept.sum())
         assert told["evaluated"][0] == expected
@@ -293,10 +293,10 @@ def test_filters_that_take_out_little_scan_groups_too_and_find_what_is_left(
 
 
 @pytest.mark.parametrize("groups", [1, 3, 9, 40])
-def test_what_a_deadline_leaves_is_counted_and_promised_no_more(
-    sealed: tuple[Path, str], groups: int, monkeypatch: pytest.MonkeyPatch
+def test_unseen_queries_find_in_so_many_groups_what_was_counted(
+    sealed: tuple[Path, str], groups: int
 ) -> None:
-    """Of a scan of which only some of the nearest groups were there, by the pool's damage."""
+    """As of a scan that a deadline left with so many whole ones."""
     path, metric = sealed
     vectors, sorts = drawn(metric)
     queries = sorts["near"]
