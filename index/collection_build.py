@@ -16,6 +16,7 @@ from stoker.errors import InputError
 from stoker.index.document_values import check_names
 from stoker.index.documents import DocumentStore
 from stoker.index.exact import METRICS
+from stoker.index.folder_lock import remove_abandoned
 from stoker.index.generation import (
     CURRENT_NAME,
     DEAD_NAME,
@@ -242,7 +243,7 @@ def _published(folder: Path) -> Iterator[Path]:
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.new")
     held = -1
     try:
-        _remove_abandoned(folder)
+        remove_abandoned(folder.parent, f".{glob.escape(folder.name)}.*.new")
         held = _made_and_held(temporary)
         for name in (SEGMENTS_NAME, FILTERS_NAME, DEAD_NAME):
             (temporary / name).mkdir()
@@ -270,15 +271,3 @@ def _made_and_held(temporary: Path) -> int:
         os.close(held)
         raise
     return held
-
-
-def _remove_abandoned(folder: Path) -> None:
-    """Remove what builds of ``folder`` left that were killed: what no living process holds."""
-    for path in folder.parent.glob(f".{glob.escape(folder.name)}.*.new"):
-        with contextlib.suppress(OSError):
-            held = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(path, ignore_errors=True)
-            finally:
-                os.close(held)

@@ -6,9 +6,7 @@ for the graph that is built and not for a second copy of everything.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import fcntl
 import glob
 import json
 import os
@@ -23,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import InputError, StokerError, UnavailableError
+from stoker.index.folder_lock import lock_folder, remove_abandoned
 from stoker.service.passages import Passage, ReadReport
 from stoker.service.readers import ReadLimits, read_paths
 from stoker.service.readers_rows import RowLimits, open_matrix, read_ids
@@ -155,14 +154,10 @@ def _scratch_beside(output: Path) -> tuple[Path, int]:
     prefix = f".{output.name}.input."
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        for left in output.parent.glob(f"{glob.escape(prefix)}*"):
-            with contextlib.suppress(OSError):  # its process is at work, or it is not ours
-                held = _held(left)
-                shutil.rmtree(left, ignore_errors=True)
-                os.close(held)
+        remove_abandoned(output.parent, f"{glob.escape(prefix)}*")
         # Locked before it has the name by which the left ones are known.
         apart = tempfile.mkdtemp(prefix=f".{output.name}.unlocked.", dir=output.parent)
-        held = _held(Path(apart))
+        held = lock_folder(Path(apart))
         scratch = output.parent / f"{prefix}{apart.rpartition('.')[2]}"
         os.rename(apart, scratch)
         return scratch, held
@@ -171,17 +166,6 @@ def _scratch_beside(output: Path) -> tuple[Path, int]:
             f"{output.parent}: {error.strerror or error}; name an output in a folder that can be "
             "written"
         ) from error
-
-
-def _held(folder: Path) -> int:
-    """Open a folder and lock it; raises OSError where another process has."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
 
 
 @dataclasses.dataclass
