@@ -30,8 +30,8 @@ _FLAT_MAX: Final = 4_096
 _FLAT_SAMPLE_ROWS: Final = 96
 _FLAT_SAMPLE_MAX: Final = 200_000
 _FLAT_ROUNDS: Final = 8
-# Numbers that are compared at a time, by each thread.
-_COMPARED: Final = 8 << 20
+# Products that are compared at a time, by each thread: 4 MiB of them, which a cache holds.
+_COMPARED: Final = 1 << 20
 # Rows of the sample for each group, of two levels.
 _SAMPLE_ROWS: Final = 24
 _CELL_ROUNDS: Final = 6
