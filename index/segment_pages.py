@@ -188,6 +188,8 @@ class SegmentPages:
             backend=settings.io_backend,
             direct=settings.io_direct,
             prefetch_inflight_bytes_max=settings.prefetch_inflight_bytes_max,
+            volume_reads_s=settings.volume_iops,
+            volume_bytes_s=settings.volume_bytes_s,
         )
         for part in parts:
             file = self._files[part]

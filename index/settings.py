@@ -83,6 +83,22 @@ class IndexSettings:
             "long a demand read can queue behind it"
         },
     )
+    volume_iops: int = dataclasses.field(
+        default=0,
+        metadata={
+            "help": "reads a second that the volume under the index gives, as its contract says; 0 "
+            "means that no bound is known. Where one is stated, reads come evenly under it, demand "
+            "before loads, instead of running into the volume's own throttle, which holds back "
+            "whole tenths of a second at a time"
+        },
+    )
+    volume_bytes_s: int = dataclasses.field(
+        default=0,
+        metadata={
+            "help": "bytes a second that the volume under the index gives; 0 means that no bound "
+            "is known. All segments on one volume share it"
+        },
+    )
     merge_rows: int = dataclasses.field(
         default=16_384,
         metadata={
@@ -158,6 +174,9 @@ class IndexSettings:
                 "index.prefetch_inflight_bytes_max: expected at least 65536, "
                 f"found {self.prefetch_inflight_bytes_max}"
             )
+        for name in ("volume_iops", "volume_bytes_s"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"index.{name}: expected 0 or more, found {getattr(self, name)}")
         if self.merge_rows < 0:
             raise ConfigError(f"index.merge_rows: expected 0 or more, found {self.merge_rows}")
         if self.delta_rows_max < max(1, self.merge_rows):

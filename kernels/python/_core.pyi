@@ -124,7 +124,7 @@ class CancelFlag:
 class PagePool:
     """A byte budget of page frames over the pages of many files."""
 
-    def __init__(self, *, page_bytes: int, budget_bytes: int, backend: str = 'automatic', direct: bool = True, io_threads: int = 16, prefetch_inflight_bytes_max: int = 2097152) -> None: ...
+    def __init__(self, *, page_bytes: int, budget_bytes: int, backend: str = 'automatic', direct: bool = True, io_threads: int = 16, prefetch_inflight_bytes_max: int = 2097152, volume_reads_s: float = 0.0, volume_bytes_s: float = 0.0) -> None: ...
 
     def add_store(self, *, path: str, offset_bytes: int, page_count: int, table_offset_bytes: int, table_crc: int, cluster_pages: int = 1) -> int:
         """Pages whose checksums lie in the same file; read when first needed."""

@@ -41,13 +41,15 @@ void bind_pool(nb::module_& m) {
           "__init__",
           [](PagePool* self, std::size_t page_bytes, std::size_t budget_bytes,
              const std::string& backend, bool direct, unsigned io_threads,
-             std::size_t prefetch_inflight_bytes_max) {
+             std::size_t prefetch_inflight_bytes_max, double volume_reads_s,
+             double volume_bytes_s) {
             stoker::PoolOptions options;
             options.page_bytes = page_bytes;
             options.budget_bytes = budget_bytes;
             options.direct = direct;
             options.io_threads = io_threads;
             options.prefetch_inflight_bytes_max = prefetch_inflight_bytes_max;
+            options.volume = {volume_reads_s, volume_bytes_s};
             if (backend == "automatic") {
               options.backend = stoker::IoBackend::automatic;
             } else if (backend == "io_uring") {
@@ -60,7 +62,8 @@ void bind_pool(nb::module_& m) {
             new (self) PagePool(options);
           },
           nb::kw_only(), "page_bytes"_a, "budget_bytes"_a, "backend"_a = "automatic",
-          "direct"_a = true, "io_threads"_a = 16, "prefetch_inflight_bytes_max"_a = 2u << 20)
+          "direct"_a = true, "io_threads"_a = 16, "prefetch_inflight_bytes_max"_a = 2u << 20,
+          "volume_reads_s"_a = 0.0, "volume_bytes_s"_a = 0.0)
       .def(
           "add_store",
           [](PagePool& pool, const std::string& path, std::uint64_t offset_bytes,

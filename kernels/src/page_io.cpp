@@ -51,6 +51,7 @@ PageFile::PageFile(std::string path, bool direct) : path_(std::move(path)) {
     throw StoreError(path_ + ": cannot be read as pages: " + reason);
   }
   size_bytes_ = static_cast<std::uint64_t>(facts.st_size);
+  device_ = facts.st_dev;
   // Buffered reads fetch what was asked and no more: read-ahead would be a second, blind prefetch.
   if (!direct_) ::posix_fadvise(fd_, 0, 0, POSIX_FADV_RANDOM);
 }

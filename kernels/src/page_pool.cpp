@@ -34,8 +34,10 @@ const PoolOptions& checked(const PoolOptions& options) {
 
 }  // namespace
 
-Store::Store(StoreId store_id, StoreSpec&& store_spec, bool direct)
-    : id(store_id), checksums(store_spec), spec(std::move(store_spec)), file(spec.path, direct),
+Store::Store(StoreId store_id, StoreSpec&& store_spec, const PoolOptions& options)
+    : id(store_id), checksums(store_spec), spec(std::move(store_spec)),
+      file(spec.path, options.direct),
+      limit(options.volume.any() ? ReadLimit::of_device(file.device(), options.volume) : nullptr),
       table(spec.page_count), quarantined(spec.page_count, false),
       failed_probation(spec.page_count) {
   stats.pages = spec.page_count;
@@ -120,7 +122,7 @@ StoreId PagePool::add_store(StoreSpec spec) {
     throw BadInput(spec.path + ": offset " + std::to_string(spec.offset_bytes) +
                    " is not a multiple of 4096");
   }
-  auto store = std::make_unique<Store>(0, std::move(spec), impl_->options.direct);
+  auto store = std::make_unique<Store>(0, std::move(spec), impl_->options);
   const std::uint64_t end = store->spec.offset_bytes +
                             static_cast<std::uint64_t>(store->spec.page_count) * page_bytes;
   if (store->file.size_bytes() < end) {

@@ -165,6 +165,13 @@ bool read_around(PagePool::Impl& pool, Store& store, PageNumber number, bool hur
   return true;
 }
 
+// Under the mutex: whether the volume will not have given the page by then, so that its read would
+// only take from what others could have in time.
+bool comes_too_late(const PagePool::Impl& pool, const Store& store, PageNumber number,
+                    Clock::time_point deadline) {
+  return store.limit && store.limit->demand_turn() >= deadline && !pool.find_pending(store, number);
+}
+
 // Loads make way for it while it lives.
 class Demand {
  public:
@@ -316,6 +323,8 @@ PendingPages PagePool::begin_fetch(const PageRef* wanted, std::size_t count, Dea
         state.take(i, frame);
       } else if (store.quarantined[number]) {
         state.entries[i].status = PageStatus::corrupt;
+      } else if (deadline && comes_too_late(pool, store, number, *deadline)) {
+        state.entries[i].status = PageStatus::deadline;
       } else {
         if (open.pages().empty()) open.reserve(count - i);
         const std::size_t before = begun.size();
@@ -330,6 +339,10 @@ PendingPages PagePool::begin_fetch(const PageRef* wanted, std::size_t count, Dea
   if (!begun.empty()) {
     const std::size_t run_pages_max =
         std::max<std::size_t>(1, kDemandRunBytesMax / pool.options.page_bytes);
+    {
+      const WaitTime waiting(pool);
+      begun.wait_turn(run_pages_max);
+    }
     pending.state_->job = std::make_unique<ReadJob>(pool, false);
     begun.submit(*pending.state_->job, run_pages_max);
   }

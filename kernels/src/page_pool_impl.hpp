@@ -64,12 +64,13 @@ struct Frame {
 };
 
 struct Store {
-  Store(StoreId id, StoreSpec&& spec, bool direct);
+  Store(StoreId id, StoreSpec&& spec, const PoolOptions& options);
 
   StoreId id;
   PageChecksums checksums;
   const StoreSpec spec;
   PageFile file;
+  const std::shared_ptr<ReadLimit> limit;        // null: none is known
   LazyTable<std::atomic<std::uint32_t>> table;   // page -> frame, or kAbsent
   std::vector<bool> quarantined;
   LazyTable<std::uint32_t> failed_probation;     // page -> when, by Impl::departures; 0: not so
@@ -304,10 +305,15 @@ class BegunPages {
   std::size_t size() const noexcept { return pages_.size(); }
   const Pending& back() const noexcept { return *pages_.back(); }
   void add(const PendingRef& page);                // under the mutex
+  // Waits until the volume gives what submit() will ask of it, where its limits are known.
+  void wait_turn(std::size_t run_pages_max);
   // Cuts them into runs of neighbors, which the job then has.
   void submit(ReadJob& job, std::size_t run_pages_max);
 
  private:
+  void sort_by_place();
+  std::size_t run_end(std::size_t first, std::size_t run_pages_max) const;
+
   PagePool::Impl& pool_;
   std::uint64_t stamp_ = 0;
   std::vector<PendingRef> pages_;   // null: the job has it

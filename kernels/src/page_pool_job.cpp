@@ -98,18 +98,41 @@ void BegunPages::add(const PendingRef& page) {
   }
 }
 
-void BegunPages::submit(ReadJob& job, std::size_t run_pages_max) {
+void BegunPages::sort_by_place() {
   std::sort(pages_.begin(), pages_.end(), [](const PendingRef& left, const PendingRef& right) {
     return left->store != right->store ? left->store->id < right->store->id
                                        : left->page < right->page;
   });
+}
+
+std::size_t BegunPages::run_end(std::size_t first, std::size_t run_pages_max) const {
+  std::size_t last = first + 1;
+  while (last < pages_.size() && last - first < run_pages_max &&
+         pages_[last]->store == pages_[first]->store &&
+         pages_[last]->page == pages_[last - 1]->page + 1) {
+    ++last;
+  }
+  return last;
+}
+
+void BegunPages::wait_turn(std::size_t run_pages_max) {
+  if (!pool_.options.volume.any() || pages_.empty()) return;
+  sort_by_place();
+  const auto now = Clock::now();
+  auto turn = now;
   for (std::size_t first = 0; first < pages_.size();) {
-    std::size_t last = first + 1;
-    while (last < pages_.size() && last - first < run_pages_max &&
-           pages_[last]->store == pages_[first]->store &&
-           pages_[last]->page == pages_[last - 1]->page + 1) {
-      ++last;
-    }
+    const std::size_t last = run_end(first, run_pages_max);
+    const std::size_t bytes = (last - first) * pool_.options.page_bytes;
+    turn = std::max(turn, pages_[first]->store->limit->take(bytes, now));
+    first = last;
+  }
+  if (turn > now) std::this_thread::sleep_until(turn);
+}
+
+void BegunPages::submit(ReadJob& job, std::size_t run_pages_max) {
+  sort_by_place();
+  for (std::size_t first = 0; first < pages_.size();) {
+    const std::size_t last = run_end(first, run_pages_max);
     std::vector<PendingRef> run;
     run.reserve(last - first);
     for (; first < last; ++first) run.push_back(std::move(pages_[first]));

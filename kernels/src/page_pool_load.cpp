@@ -82,6 +82,8 @@ class Loader {
         issue(pages, count, next);
       } else if (!job_->idle()) {
         step(soon());
+      } else if (before_turn()) {
+        std::this_thread::sleep_until(std::min(*soon(), store_.limit->load_turn()));
       } else {
         std::unique_lock<std::mutex> lock(pool_.demand_mutex);
         pool_.demand_idle.wait_until(lock, *soon(), [this] {
@@ -99,13 +101,19 @@ class Loader {
            std::chrono::duration_cast<Clock::duration>(kDemandEcho).count();
   }
 
+  // Whether the volume has yet to give what was asked of it.
+  bool before_turn() const { return store_.limit && Clock::now() < store_.limit->load_turn(); }
+
   bool may_issue() const {
+    if (before_turn()) return false;
     const bool demand = demand_about();
     const std::size_t run_bytes = run_pages_now(demand) * pool_.options.page_bytes;
     const std::size_t bytes = job_->inflight_bytes() + run_bytes;
     const std::size_t share = demand ? kShareUnderDemand : 1;
     if (!job_->idle() && bytes > pool_.options.prefetch_inflight_bytes_max / share) return false;
     if (pool_.demand_waiting.load(std::memory_order_relaxed) == 0) return true;
+    // Demand waits for what the volume gives, not behind this load, which has left it its part.
+    if (store_.limit) return true;
     if (pool_.prefetch_pace.time_of(bytes) <= kDelayMax) return true;
     const auto pause = std::chrono::milliseconds(pool_.options.prefetch_pause_ms_max);
     return Clock::now() - last_issue_ >= pause;
@@ -145,6 +153,7 @@ class Loader {
     if (run.empty()) return;
     last_issue_ = Clock::now();
     if (job_->idle()) busy_since_ = last_issue_;
+    if (store_.limit) store_.limit->take_for_load(run.size() * pool_.options.page_bytes);
     run.submit(*job_, most);
     job_->flush();
   }

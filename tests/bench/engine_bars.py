@@ -73,7 +73,7 @@ def _cold(part: dict[str, Any]) -> list[Bar]:
         )
         share = middle(runs, nav, "share")
         found.append(_at_most(f"{volume}: navigation set, share of bytes", share, 0.15))
-        bandwidth = part["device"].get(volume, {}).get("sequential_mb_s")
+        bandwidth = part["device"].get(volume.split(",")[0], {}).get("sequential_mb_s")
         size, seconds = middle(runs, nav, "bytes"), middle(runs, nav, "seconds")
         ideal = size / 1e6 / bandwidth if size and bandwidth else None
         found.append(
@@ -86,8 +86,12 @@ def _cold(part: dict[str, Any]) -> list[Bar]:
         recall = middle(runs, settled, "recall")
         found.append(_at_least(f"{volume}: then recall@10", recall, 0.95))
     peers = {"usearch-f32/view": 10.0, "faiss-hnsw/mapped": 10.0, "diskannpy/disk": 1.0}
-    # As opened, and once its navigation set is there, which opening then waits for.
-    for volume, mode, peer in itertools.product(part["moments"], ("cold", "navigation"), peers):
+    # As opened, the same told of the volume's limits, and once its navigation set is there, which
+    # opening then waits for.
+    modes = ("cold", "told", "navigation")
+    for volume, mode, peer in itertools.product(part["device"], modes, peers):
+        if f"stoker/{mode}/{volume}" not in part["runs"]:
+            continue
         own = _p99(part["runs"], f"stoker/{mode}", volume)
         ratio = _ratio(_p99(part["runs"], peer, volume), own)
         what = f"{volume}: p99 of the first 200, {peer} over {mode}"

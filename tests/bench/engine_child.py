@@ -65,6 +65,7 @@ def opened(job: Job, peer: Any) -> float:
     """Open; return the seconds, imports apart."""
     peer.prepare()
     peer.target, peer.threads = job.target, job.threads
+    peer.volume = (job.stated_iops, job.stated_bytes_s)
     if job.earlier:
         # Mapped: most peers never look at it.
         peer.earlier = np.load(job.earlier, mmap_mode="r")

@@ -33,6 +33,7 @@ class Job:
         vectors: File of vectors to build from.
         groups: Control groups' process files to join before anything else.
         io_group: The one of them that counts reads.
+        stated_iops, stated_bytes_s: The volume's limits, where the engine is told; 0 for not told.
         mapped_bytes_max: What the process may map in all; 0 for no limit.
         started: Monotonic clock when the process was started.
     """
@@ -58,6 +59,8 @@ class Job:
     vectors: str = ""
     groups: list[str] = dataclasses.field(default_factory=list)
     io_group: str = ""
+    stated_iops: int = 0
+    stated_bytes_s: int = 0
     mapped_bytes_max: int = 0
     started: float = 0.0
 

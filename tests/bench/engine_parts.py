@@ -83,9 +83,12 @@ def cold(
         found["device"][volume.name] = device(bench, volume)
         for repeat in range(repeats):
             for peer in bench.peers:
-                for mode in PEERS[peer].cold_modes:
+                told = PEERS[peer].told_modes if volume.throttled else ()
+                for mode in (*PEERS[peer].cold_modes, *told):
                     say(f"cold {repeat + 1}/{repeats}: {peer} {mode} on {volume.label}")
                     job = bench.job("cold", peer, mode=mode)
+                    if mode in told:
+                        job.stated_iops, job.stated_bytes_s = volume.iops, volume.bytes_s
                     if peer == "stoker":
                         job.target = 0.95  # by its public interface: it chooses the width itself
                     else:
@@ -93,17 +96,22 @@ def cold(
                         job.memory_bytes = same_memory
                     run = bench.cold(job, first, volume)
                     found["runs"].setdefault(f"{peer}/{mode}/{volume.name}", []).append(run)
-            if "stoker" in bench.peers:
-                say(f"cold {repeat + 1}/{repeats}: stoker's moments on {volume.label}")
+            for told in (False, True) if volume.throttled else (False,):
+                if "stoker" not in bench.peers:
+                    break
+                name = f"{volume.name}, told" if told else volume.name
+                say(f"cold {repeat + 1}/{repeats}: stoker's moments on {name}")
                 job = bench.job(
                     "moments",
                     "stoker",
                     targets=list(TARGETS),
                     deadline_ms=DEADLINE_MS,
                 )
+                if told:
+                    job.stated_iops, job.stated_bytes_s = volume.iops, volume.bytes_s
                 part = asked[: 2 * len(TARGETS) * COLD_QUERIES + 1]
                 run = bench.cold(job, part, volume)
-                found["moments"].setdefault(volume.name, []).append(run)
+                found["moments"].setdefault(name, []).append(run)
     return found
 
 

@@ -53,6 +53,7 @@ class Peer(abc.ABC):
         distribution: What has to be installed for that, with its version where it must be one.
         efforts: Values of the knob, the cheapest first.
         cold_modes: Ways of opening that the cold part compares.
+        told_modes: Further ways, on a volume with limits, of an engine that can be told them.
         own_threads: Whether it searches on threads of its own, however many are asked for.
         budget_mode: Way of opening under a budget; empty where it has none.
     """
@@ -62,11 +63,13 @@ class Peer(abc.ABC):
     distribution: ClassVar[str]
     efforts: ClassVar[tuple[int, ...]] = EFFORTS
     cold_modes: ClassVar[tuple[str, ...]] = ()
+    told_modes: ClassVar[tuple[str, ...]] = ()
     budget_mode: ClassVar[str] = ""
     own_threads: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self.target = 0.0
+        self.volume = (0, 0)
         self.threads = 1
         self.earlier: Vectors | None = None
 

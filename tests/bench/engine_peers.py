@@ -23,6 +23,7 @@ class StokerPeer(Peer):
     package = "stoker"
     distribution = "stoker"
     cold_modes = ("cold", "warming", "navigation")
+    told_modes = ("told",)
     budget_mode = "budget"
 
     def prepare(self) -> None:
@@ -40,7 +41,11 @@ class StokerPeer(Peer):
         self.index = stoker.open(
             folder / "index",
             memory_bytes=memory_bytes or None,
-            settings=IndexSettings(search_threads=self.threads),
+            settings=IndexSettings(
+                search_threads=self.threads,
+                volume_iops=self.volume[0],
+                volume_bytes_s=self.volume[1],
+            ),
         )
         if mode == "resident":
             self.index.warm()

@@ -38,7 +38,9 @@ def moments(job: Job, peer: Any) -> dict[str, Any]:
     index = stoker.open(
         Path(job.folder) / "index",
         memory_bytes=job.memory_bytes or None,
-        settings=IndexSettings(search_threads=1),
+        settings=IndexSettings(
+            search_threads=1, volume_iops=job.stated_iops, volume_bytes_s=job.stated_bytes_s
+        ),
     )
     opened = time.perf_counter()
     hits = index.search(queries[0], K, deadline_ms=job.deadline_ms)

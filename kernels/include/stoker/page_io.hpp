@@ -8,6 +8,7 @@
 //     to buffered reads and is repeated.
 #pragma once
 
+#include <sys/types.h>
 #include <sys/uio.h>
 
 #include <atomic>
@@ -41,6 +42,7 @@ class PageFile {
   // Turns O_DIRECT off for the reads to come: the device refused one of ours.
   void leave_direct() noexcept;
   std::uint64_t size_bytes() const noexcept { return size_bytes_; }
+  dev_t device() const noexcept { return device_; }
   const std::string& path() const noexcept { return path_; }
 
  private:
@@ -48,6 +50,7 @@ class PageFile {
   int fd_ = -1;
   std::atomic<bool> direct_{false};
   std::uint64_t size_bytes_ = 0;
+  dev_t device_ = 0;
 };
 
 // One contiguous region of a file, read into scattered buffers.

@@ -26,6 +26,7 @@
 #include <vector>
 
 #include "stoker/page_io.hpp"
+#include "stoker/read_limit.hpp"
 
 namespace stoker {
 
@@ -52,6 +53,7 @@ struct PoolOptions {
   // Under demand without a pause, load() still issues one small read after this long: navigation
   // data that never arrives would keep the demand going.
   unsigned prefetch_pause_ms_max = 20;
+  VolumeLimits volume;                // of the volumes that the files lie on, where they are known
 };
 
 // One file region made of whole pages. Page p lies at offset_bytes + p * page_bytes.
