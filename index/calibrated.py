@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
-from stoker.index.json_values import is_count, is_number, is_share, with_tuples
+from stoker.index.json_values import are_shares, is_count, is_number, is_share, with_tuples
 from stoker.index.loss_lines import LossLine, LossLines, lines_from_json, wrong_with_lines
 from stoker.index.range_recall import RangeRecall, ranges_from_json, wrong_with_ranges
 
@@ -312,7 +312,7 @@ def wrong_with(calibration: Calibration, *, has_coarse: bool) -> str | None:
         expected = len(widths) if has_coarse or not name.startswith("coarse") else 0
         if not isinstance(values, tuple) or len(values) != expected:
             return f"{name} is not a list of {expected}"
-        if not all(map(is_share, values)):
+        if not are_shares(values):
             return f"{name} {values!r}"
     if not is_number(calibration.entry_cost) or not 0 < calibration.entry_cost < 1e300:
         return f"entry_cost {calibration.entry_cost!r}"
@@ -350,7 +350,7 @@ def wrong_with(calibration: Calibration, *, has_coarse: bool) -> str | None:
         expected = len(widths) * bands if measured else 0
         if not isinstance(values, tuple) or len(values) != expected:
             return f"{name} is not a list of {expected}"
-        if not all(map(is_share, values)):
+        if not are_shares(values):
             return f"{name} {values!r}"
     wrong = _wrong_with_scan(calibration.scan)
     for lines in (calibration.losses, calibration.coarse_losses):
@@ -360,7 +360,7 @@ def wrong_with(calibration: Calibration, *, has_coarse: bool) -> str | None:
 
 
 def _wrong_with_scan(scan: Any) -> str | None:
-    if not isinstance(scan, tuple) or len(scan) not in (0, 2) or not all(map(is_share, scan)):
+    if not isinstance(scan, tuple) or len(scan) not in (0, 2) or not are_shares(scan):
         return f"scan {scan!r}"
     return None
 
@@ -395,6 +395,6 @@ def _wrong_with_tables(calibration: Calibration) -> str | None:
             expected = {entries * len(table.ef), 0 if "near" in name else entries * len(table.ef)}
             if not isinstance(values, tuple) or len(values) not in expected:
                 return f"{where}: {name} is not a list of {max(expected)}"
-            if not all(map(is_share, values)):
+            if not are_shares(values):
                 return f"{where}: {name} {values!r}"
     return None

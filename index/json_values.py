@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+# What JSON gives for a number; true and false are of a type of their own.
+_NUMBERS: Final = frozenset({int, float})
 
 
 def is_int(value: object) -> bool:
@@ -24,6 +27,20 @@ def is_number(value: object) -> bool:
 def is_share(value: Any) -> bool:
     """Tell whether it is a number in [0, 1]."""
     return is_number(value) and 0 <= value <= 1
+
+
+def are_numbers(values: Sequence[Any], most: float) -> bool:
+    """Tell whether all are numbers in [0, ``most``]; not-a-number is none.
+
+    A manifest has thousands, and opening waits for this: asked one by one it takes ten times as
+    long.
+    """
+    return _NUMBERS.issuperset(map(type, values)) and all(0 <= value <= most for value in values)
+
+
+def are_shares(values: Sequence[Any]) -> bool:
+    """Tell whether all are numbers in [0, 1]."""
+    return are_numbers(values, 1.0)
 
 
 def with_tuples(raw: Mapping[str, Any]) -> dict[str, Any]:

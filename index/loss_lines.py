@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.index.json_values import is_count, is_number, is_share, with_tuples
+from stoker.index.json_values import are_numbers, is_count, with_tuples
 
 # Kinds of query that lines are measured of; the first lie near what is stored.
 LOSS_KINDS: Final = ("near", "far", "between")
@@ -192,8 +192,7 @@ def wrong_with_lines(lines: Any, *, ef_max: int) -> str | None:
             values = getattr(entry, field)
             if not isinstance(values, tuple) or len(values) != len(entry.ef):
                 return f"{where}: {field} is not a list of {len(entry.ef)}"
-            a_slope = field in ("share", "read_share")
-            fits = (lambda v: is_number(v) and 0 <= v <= _SHARE_MAX) if a_slope else is_share
-            if not all(map(fits, values)):
+            most = _SHARE_MAX if field in ("share", "read_share") else 1.0
+            if not are_numbers(values, most):
                 return f"{where}: {field} {values!r}"
     return None

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import orjson
 
 import stoker.kernels._core as _core
 from stoker.index.calibrated import Calibration, calibration_from_json, wrong_with
@@ -154,17 +155,17 @@ class Manifest:
         try:
             if path.stat().st_size > _BYTES_MAX:
                 raise SegmentFileCorrupt(f"{path}: larger than {_BYTES_MAX} bytes", path=path)
-            body = json.loads(path.read_bytes())
+            body = orjson.loads(path.read_bytes())
         except OSError as error:
             raise SegmentFileCorrupt(
                 f"{folder}: not a segment: {NAME} cannot be read ({error.strerror})", path=path
             ) from error
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise SegmentFileCorrupt(f"{path}: not JSON: {error}", path=path) from error
         if not isinstance(body, dict) or body.get("format") != FORMAT:
             raise SegmentFileCorrupt(f"{path}: expected format {FORMAT!r}", path=path)
         stated, version = body.pop("crc32c", None), body.get("version")
-        whole = stated == _crc_of(body)
+        whole = _is_whole(body, stated)
         if version not in _VERSIONS_READ:
             known = f"{_VERSIONS_READ[0]} to {VERSION}"
             if whole and isinstance(version, int) and version > VERSION:
@@ -184,7 +185,20 @@ class Manifest:
 
 
 def _crc_of(body: dict[str, Any]) -> int:
-    raw = json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+    return _crc(json.dumps(body, sort_keys=True, separators=(",", ":")).encode())
+
+
+def _is_whole(body: dict[str, Any], stated: Any) -> bool:
+    """Tell whether ``body`` has the checksum that it states.
+
+    `orjson` gives the same bytes in a fifteenth of the time, but for tiny numbers and letters
+    beyond ASCII.
+    """
+    quick = orjson.dumps(body, option=orjson.OPT_SORT_KEYS)
+    return bool(stated == _crc(quick) or stated == _crc_of(body))
+
+
+def _crc(raw: bytes) -> int:
     return int(_core.crc32c(np.frombuffer(raw, np.uint8)))
 
 

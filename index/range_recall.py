@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.index.json_values import is_count, is_share, with_tuples
+from stoker.index.json_values import are_shares, is_count, with_tuples
 
 # Numbers of groups that are measured, of those that there are. More are read no sooner than walked.
 GROUP_COUNTS: Final = (4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 56, 64, 80, 96, 112, 128)
@@ -179,6 +179,6 @@ def wrong_with_ranges(entries: Any, *, bands: int) -> str | None:
             values = getattr(entry, name)
             if not isinstance(values, tuple) or len(values) != many * len(groups):
                 return f"{where}: {name} is not a list of {many * len(groups)}"
-            if not all(map(is_share, values)):
+            if not are_shares(values):
                 return f"{where}: {name} {values!r}"
     return None

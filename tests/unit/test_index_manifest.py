@@ -18,6 +18,7 @@ from stoker.errors import CorruptError
 from stoker.index.build import build_segment
 from stoker.index.calibrated import EF_MAX
 from stoker.index.generation import NewerFormat
+from stoker.index.json_values import are_shares, is_share
 from stoker.index.manifest import NAME, Manifest
 from stoker.index.segment import Segment
 from stoker.index.settings import IndexSettings
@@ -122,3 +123,33 @@ def test_widths_that_no_walk_could_have_are_refused(folder: Path, width: int) ->
             Segment.open(folder, memory_bytes=1)
     finally:
         path.write_bytes(written)
+
+
+@pytest.mark.parametrize("value", [0.00001, 1e-7, 5e-324, 0.1 + 0.2, 1e-4])
+def test_numbers_that_another_writer_spells_differently_keep_their_checksum(
+    folder: Path, value: float
+) -> None:
+    path = folder / NAME
+    written = path.read_bytes()
+    body = json.loads(written)
+    del body["crc32c"]
+    body["builder"] = "für alle"
+    try:
+        raw = changed(body, ("calibration", "upper_low"), value)
+        path.write_bytes(raw)
+        read = Manifest.read(folder)
+        assert read.calibration is not None
+        assert read.calibration.upper_low == value
+        path.write_bytes(raw.replace(b"f\\u00fcr", b"f\\u00e4r"))
+        with pytest.raises(CorruptError, match="checksum"):
+            Manifest.read(folder)
+    finally:
+        path.write_bytes(written)
+
+
+def test_shares_are_those_that_are_shares_one_by_one() -> None:
+    odd = [0, 1, 0.5, -0.0, True, False, None, "0.5", [0.5], math.nan, math.inf, -1e-9, 1 + 1e-9]
+    assert are_shares(())
+    for value in odd:
+        for values in ([value], [value, 0.5], [0.5, value], [0.25, value, 0.75]):
+            assert are_shares(values) == all(map(is_share, values)), values
