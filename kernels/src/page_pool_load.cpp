@@ -101,8 +101,10 @@ class Loader {
            std::chrono::duration_cast<Clock::duration>(kDemandEcho).count();
   }
 
-  // Whether the volume has yet to give what was asked of it.
-  bool before_turn() const { return store_.limit && Clock::now() < store_.limit->load_turn(); }
+  // Whether the volume has yet to give what was asked of it, and demand is in line too.
+  bool before_turn() const {
+    return store_.limit && demand_about() && Clock::now() < store_.limit->load_turn();
+  }
 
   bool may_issue() const {
     if (before_turn()) return false;
@@ -153,7 +155,14 @@ class Loader {
     if (run.empty()) return;
     last_issue_ = Clock::now();
     if (job_->idle()) busy_since_ = last_issue_;
-    if (store_.limit) store_.limit->take_for_load(run.size() * pool_.options.page_bytes);
+    if (store_.limit) {
+      const std::size_t bytes = run.size() * pool_.options.page_bytes;
+      if (demand_about()) {
+        store_.limit->take_for_load(bytes);
+      } else {
+        store_.limit->take_alone(bytes);
+      }
+    }
     run.submit(*job_, most);
     job_->flush();
   }

@@ -15,7 +15,7 @@ constexpr double kReadBytesMax = 256u << 10;   // a longer read counts as severa
 // more than the volume gives in a tenth of a second, the slice that the kernel's throttle counts in.
 constexpr auto kDemandAhead = 10ms;
 constexpr auto kLoadAhead = 4ms;
-// A load is sure of this part while it has reads to take, however much is asked meanwhile. Without it
+// A load is sure of this part while demand is about, however much it asks for. Without it
 // demand took the volume in one small read after the other, and the navigation set at a million rows
 // took 2.2 times its bytes over the bandwidth; with more, answers waited.
 constexpr double kLoadShare = 0.75;
@@ -79,6 +79,13 @@ void ReadLimit::take_for_load(std::size_t bytes, Clock::time_point now) noexcept
   (void)take_locked(cost, now);
   const double longer = std::chrono::duration<double>(std::max(cost.reads, cost.bytes)).count();
   load_until_ = std::max(load_until_, now) + to_duration(longer / kLoadShare);
+}
+
+void ReadLimit::take_alone(std::size_t bytes, Clock::time_point now) noexcept {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  (void)take_locked(cost_of(bytes), now);
+  reads_until_ = std::min(reads_until_, now + kDemandAhead);
+  bytes_until_ = std::min(bytes_until_, now + kDemandAhead);
 }
 
 Clock::time_point ReadLimit::given() const noexcept { return std::max(reads_until_, bytes_until_); }

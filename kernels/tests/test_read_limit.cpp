@@ -151,8 +151,21 @@ void test_nothing_is_read_for_who_has_no_time() {
   }
 }
 
+// While nobody asks, the volume itself says how fast a load may be; who asks then has the next turn.
+void test_a_load_alone_waits_for_nothing() {
+  Scene scene(10);
+  std::vector<PageNumber> pages;
+  for (PageNumber page = 0; page < 200; page += 2) pages.push_back(page);
+  const LoadReport report = scene.pool->load(scene.store, pages.data(), pages.size(), {});
+  CHECK_EQ(report.pages_loaded, pages.size());
+  CHECK(scene.fetch(1, Clock::now() + 1min) == PageStatus::ok);
+  CHECK(scene.fetch(3, Clock::now()) == PageStatus::deadline);
+  scene.pool->check();
+}
+
 void test_a_load_ends_with_its_time() {
   Scene scene(kNever);
+  (void)scene.fetch(1);   // somebody asks, so it has to wait
   std::vector<PageNumber> pages;
   for (PageNumber page = 0; page < 200; page += 2) pages.push_back(page);
   LoadOptions options;
@@ -184,6 +197,7 @@ int main(int count, char** values) {
   RUN(test_a_device_has_one_limit);
   RUN(test_reads_wait_for_their_turn);
   RUN(test_nothing_is_read_for_who_has_no_time);
+  RUN(test_a_load_alone_waits_for_nothing);
   RUN(test_a_load_ends_with_its_time);
   RUN(test_pools_share_a_volume);
   return 0;

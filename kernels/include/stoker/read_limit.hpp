@@ -35,6 +35,9 @@ class ReadLimit {
   Clock::time_point demand_turn() const noexcept;
   // As take(), for a read that nobody waits for.
   void take_for_load(std::size_t bytes, Clock::time_point now = Clock::now()) noexcept;
+  // Notes a load's read while nobody else is about: the volume itself says when it comes, and whoever
+  // asks next does not wait for it here.
+  void take_alone(std::size_t bytes, Clock::time_point now = Clock::now()) noexcept;
   // When a load may take its next share: of what demand leaves, and of a part that it is sure of.
   Clock::time_point load_turn() const noexcept;
 
