@@ -266,30 +266,55 @@ class IdTable:
         out: NDArray[Any] = (
             np.full(rows.shape, -1, np.int64) if is_int else np.empty(rows.shape, object)
         )
-        for place, row in zip(np.ndindex(rows.shape), rows.reshape(-1).tolist(), strict=True):
-            if row < 0:
-                continue
+        flat = out.reshape(-1)
+        places = np.flatnonzero(rows.reshape(-1) >= 0).tolist()
+        asked = rows.reshape(-1)[places].tolist()
+        for row in asked:
             if row >= self._count:
                 raise InputError(f"row {row} of {self._count}")
-            entries = self._range(row * dtype.itemsize, dtype.itemsize * (1 if is_int else 2))
-            values = entries.copy().view(dtype)
-            if is_int:
-                out[place] = int(values[0])
-                continue
-            start, stop = int(values[0]), int(values[1])
+        columns = 1 if is_int else 2
+        width = dtype.itemsize
+        entries = self._pieces([(row * width, columns * width) for row in asked])
+        values = np.frombuffer(b"".join(entries), dtype).reshape(-1, columns).tolist()
+        if is_int:
+            flat[places] = [value[0] for value in values]
+            return out
+        for row, (start, stop) in zip(asked, values, strict=True):
             if not 0 <= start <= stop <= min(self._layout.text_bytes, start + ID_BYTES_MAX):
                 raise SegmentFileCorrupt(
                     f"{self.file.path}: the id of row {row} lies at {start} to {stop}",
                     path=self.file.path,
                 )
-            text = self._range(self._by_row_bytes + start, stop - start).tobytes()
+        texts = self._pieces([(self._by_row_bytes + start, stop - start) for start, stop in values])
+        for place, row, text in zip(places, asked, texts, strict=True):
             try:
-                out[place] = text.decode("utf-8")
+                flat[place] = text.decode("utf-8")
             except UnicodeDecodeError as error:
                 raise SegmentFileCorrupt(
                     f"{self.file.path}: the id of row {row} is not UTF-8", path=self.file.path
                 ) from error
         return out
+
+    def _pieces(self, places: Sequence[tuple[int, int]]) -> list[bytes]:
+        """The bytes at a few places, (start, length) each; pages are read once, and together."""
+        page_bytes = self.file.info.page_bytes
+        numbers: dict[int, int] = {}
+        for start, length in places:
+            for page in range(start // page_bytes, -(-(start + length) // page_bytes)):
+                numbers.setdefault(page, len(numbers))
+        if not numbers:
+            return [b""] * len(places)
+        if self._checksums is None:
+            self._checksums = self.file.checksums()
+        pages = self.file.read_scattered(list(numbers), self._checksums)
+        self._read_bytes += pages.size
+        pieces = []
+        for start, length in places:
+            span = range(start // page_bytes, -(-(start + length) // page_bytes))
+            held = b"".join([pages[numbers[page]].tobytes() for page in span])
+            at = start % page_bytes
+            pieces.append(held[at : at + length])
+        return pieces
 
     def rows_of(self, ids: Sequence[Any] | NDArray[Any]) -> NDArray[np.int64]:
         """Rows of ids, int64, -1 where the segment has no such id (or no such kind of id)."""

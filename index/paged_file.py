@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Final
@@ -247,9 +248,12 @@ class PagedFile:
         """
         self.path = path
         try:
-            with open(path, "rb") as file:
-                header = file.read(HEADER_BYTES)
-                found = os.fstat(file.fileno())
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                header = os.pread(file, HEADER_BYTES, 0)
+                found = os.fstat(file)
+            finally:
+                os.close(file)
         except OSError as error:
             refuse_unread(path, error)
             raise SegmentFileCorrupt(f"{path}: cannot be read: {error}", path=path) from error
@@ -264,7 +268,9 @@ class PagedFile:
         """
         info = self.info
         offset = info.table_offset
-        raw = self._read_many(offset, info.page_count * 4)
+        length = info.page_count * 4
+        few = length <= _FEW_PAGES * info.page_bytes
+        raw = (self._read_few if few else self._read_many)(offset, length)
         if len(raw) != info.page_count * 4 or _core.crc32c(raw) != info.table_crc:
             refuse_replaced(self.path, self._file)
             raise SegmentFileCorrupt(
@@ -291,33 +297,67 @@ class PagedFile:
             raw = self._read_few(offset, count * info.page_bytes)
         else:
             raw = self._read_many(offset, count * info.page_bytes)
-        if len(raw) != count * info.page_bytes:
-            refuse_replaced(self.path, self._file)
+        return self._checked(raw, np.arange(first, first + count), checksums)
+
+    def read_scattered(
+        self, pages: Sequence[int], checksums: NDArray[np.uint32]
+    ) -> NDArray[np.uint8]:
+        """A few pages from anywhere, checked: uint8, shape (len(pages), page_bytes).
+
+        The device gets all of them to read before the first is waited for.
+
+        Raises:
+            SegmentFileCorrupt: as `read`.
+        """
+        info = self.info
+        numbers = np.asarray(pages, np.int64)
+        if len(numbers) and int(numbers.max()) >= info.page_count:
             raise SegmentFileCorrupt(
-                f"{self.path}: ends at offset {offset + len(raw)}, expected "
-                f"{offset + count * info.page_bytes}",
+                f"{self.path}: page {int(numbers.max())} is wanted of {info.page_count}",
                 path=self.path,
             )
-        pages = raw.reshape(count, info.page_bytes)
-        bad = np.flatnonzero(_core.crc32c_pages(pages) != checksums[first : first + count])
+        offsets = (HEADER_BYTES + numbers * info.page_bytes).tolist()
+        return self._checked(self._read_at(offsets, info.page_bytes), numbers, checksums)
+
+    def _checked(
+        self, raw: NDArray[np.uint8], numbers: NDArray[np.int64], checksums: NDArray[np.uint32]
+    ) -> NDArray[np.uint8]:
+        """The bytes read of pages ``numbers`` as an array of pages, each by its checksum."""
+        info = self.info
+        if len(raw) != len(numbers) * info.page_bytes:
+            refuse_replaced(self.path, self._file)
+            raise SegmentFileCorrupt(
+                f"{self.path}: {len(raw)} bytes of {len(numbers)} pages from page "
+                f"{int(numbers[0])} on, expected {len(numbers) * info.page_bytes}: truncated",
+                path=self.path,
+            )
+        pages = raw.reshape(len(numbers), info.page_bytes)
+        bad = np.flatnonzero(_core.crc32c_pages(pages) != checksums[numbers])
         if len(bad):
             refuse_replaced(self.path, self._file)
-            page = first + int(bad[0])
+            page = int(numbers[bad[0]])
             raise SegmentFileCorrupt(
                 f"{self.path}: page {page} at offset {HEADER_BYTES + page * info.page_bytes} "
-                f"fails its checksum ({len(bad)} of {count} pages read)",
+                f"fails its checksum ({len(bad)} of {len(numbers)} pages read)",
                 path=self.path,
                 page=page,
             )
         return pages
 
     def _read_few(self, offset: int, length: int) -> NDArray[np.uint8]:
+        return self._read_at([offset], length)
+
+    def _read_at(self, offsets: Sequence[int], length: int) -> NDArray[np.uint8]:
         """Read without the read-ahead that would make each of a few scattered pages cost 32."""
+        offset = offsets[0] if offsets else 0
         try:
             file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
-                return np.frombuffer(os.pread(file, length, offset), np.uint8)
+                for offset in offsets[1:]:
+                    os.posix_fadvise(file, offset, length, os.POSIX_FADV_WILLNEED)
+                parts = [os.pread(file, length, offset) for offset in offsets]
+                return np.frombuffer(b"".join(parts), np.uint8)
             finally:
                 os.close(file)
         except OSError as error:

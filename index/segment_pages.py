@@ -155,8 +155,8 @@ class SegmentPages:
         self._manifest = manifest
         self._files = _open_files(folder, manifest)
         self._upper_links = m.levels[0].first_page
-        transform = self._read_transform()
         self.navigation_bits = self._choose_bits(memory_bytes, settings)
+        transform = self._read_transform(with_basis=self.navigation_bits == 2)
         self._stages = _STAGES.get(self.navigation_bits, _VECTOR_STAGES)
         self.kinds = tuple(kind for kind in PAGE_KINDS if kind in self._stages)
         self._walked, self._upper_codes = self._walked_part()
@@ -206,16 +206,23 @@ class SegmentPages:
             basis_of(transform[4 * m.dim :], m.basis, m.dim) if self.navigation_bits == 2 else None
         )
 
-    def _read_transform(self) -> NDArray[np.uint8]:
-        """Bytes of the centre, and behind them of the basis of coarse codes."""
+    def _read_transform(self, *, with_basis: bool) -> NDArray[np.uint8]:
+        """Bytes of the centre, and behind them, where they are asked for, of coarse codes' basis.
+
+        Walks on other codes never use it, and a first answer would wait for it.
+        """
         m, file = self._manifest, self._files["transform"]
-        raw = file.read_bytes()
-        expected = 4 * m.dim + basis_size(m.basis, m.dim)
-        if len(raw) != expected:
+        centre = 4 * m.dim
+        expected = centre + basis_size(m.basis, m.dim)
+        found = file.info.record_count * max(file.info.record_bytes, 1)
+        if found != expected:
             raise SegmentFileCorrupt(
-                f"{file.path}: {len(raw)} bytes, expected {expected}", path=file.path
+                f"{file.path}: {found} bytes, expected {expected}", path=file.path
             )
-        return raw
+        if with_basis:
+            return file.read_bytes()
+        pages = file.read(0, -(-centre // m.page_bytes), file.checksums())
+        return pages.reshape(-1)[:centre]
 
     def _walked_part(self) -> tuple[str, int]:
         """Which part walks compare, and how many of its pages hold rows of upper levels."""

@@ -38,6 +38,7 @@ from stoker.index.generation import (
     require_index,
     storage_error,
 )
+from stoker.index.read_ahead import announce_segments, announce_whole
 from stoker.index.sealed import SealedSegment, SegmentEngine, removable
 from stoker.index.settings import IndexSettings
 from stoker.index.view import SegmentView, View, open_view
@@ -119,6 +120,7 @@ class Serving:
                 f"{self.path}: a bare segment cannot be changed; `build_collection` and "
                 "`stoker index` make collections, which can"
             )
+        announce_segments([self.path])
         generation = generation_of_segment(self.path)
         sealed = SealedSegment.open(
             self.path,
@@ -137,6 +139,9 @@ class Serving:
             self.remove_orphans(read_current(self.path))
         for _ in range(_OPEN_TRIES):
             generation = read_current(self.path)
+            announce_whole(self.path / DOCUMENTS_NAME)
+            names = [entry.name for entry in generation.segments]
+            announce_segments(self.path / SEGMENTS_NAME / name for name in names)
             try:
                 self._open_store(generation)
                 view = self._load(generation, {})

@@ -57,6 +57,33 @@ def test_a_few_rows_read_from_their_own_pages_are_those_of_the_table(
     assert table.loaded_bytes == held[layout.by_row_dtype] + layout.text_bytes + 12 * len(ids)
 
 
+@pytest.mark.parametrize("kind", ["int", "text"])
+def test_a_few_rows_read_each_of_their_pages_once_and_refuse_damaged_ones(
+    tmp_path: Path, kind: str
+) -> None:
+    rng = np.random.default_rng(11)
+    numbers = rng.permutation(20_000).tolist()
+    ids = numbers if kind == "int" else [f"row {number}" for number in numbers]
+    path = tmp_path / "ids.stk"
+    layout, _ = write_ids(path, normalize_ids(ids, len(ids)), page_bytes=4096)
+    table = IdTable(path, layout, len(ids))
+    rows = np.concatenate([rng.integers(0, len(ids), 6), [7, 7, 8, 9]])
+    assert table.ids_at(rows).tolist() == [ids[row] for row in rows]
+    if kind == "int":
+        assert table.take_read_bytes() == 4096 * len({row // 1024 for row in rows.tolist()})
+    raw = bytearray(path.read_bytes())
+    raw[HEADER_BYTES + 3 * 4096] ^= 1
+    path.write_bytes(raw)
+    damaged = IdTable(path, layout, len(ids))
+    row = 3 * 4096 // (4 if kind == "int" else 8)
+    with pytest.raises(CorruptError, match="page 3 at offset 16384"):
+        damaged.ids_at(np.array([0, row, len(ids) - 1]))
+    assert damaged.ids_at(np.array([0, 1])).tolist() == ids[:2]
+    path.write_bytes(raw[: HEADER_BYTES + 4096 + 17])
+    with pytest.raises(CorruptError, match="truncated"):
+        table.ids_at(np.array([0, row]))
+
+
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     ids=_INTS | _TEXTS,

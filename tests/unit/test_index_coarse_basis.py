@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,11 @@ from stoker.index.coarse_basis import (
     choose_basis,
     coarse_record_bytes,
 )
-from stoker.index.manifest import Manifest
-from stoker.index.paged_file import SegmentFileCorrupt
+from stoker.index.manifest import FILES, Manifest
+from stoker.index.paged_file import HEADER_BYTES, SegmentFileCorrupt
 from stoker.index.segment import Segment
 from stoker.index.settings import IndexSettings
+from stoker.index.verify import verify
 
 SEED = 7
 TWO_BITS = IndexSettings(navigation_bits=2)
@@ -213,3 +215,24 @@ def test_the_basis_counts_in_the_budget(sealed: Path) -> None:
         beside = basis_memory(manifest.basis, manifest.dim)
         assert beside > basis_size(manifest.basis, manifest.dim) > 0
         assert 0 < segment.resident().budget_bytes <= budget - beside
+
+
+def test_a_damaged_basis_is_refused_where_codes_need_it_and_found_by_verify(
+    sealed: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(sealed, tmp_path / "s")
+    file = folder / FILES["transform"]
+    raw = bytearray(file.read_bytes())
+    raw[HEADER_BYTES + 4096 + 5] ^= 1  # Behind the centre's page.
+    file.write_bytes(raw)
+    with pytest.raises(SegmentFileCorrupt, match="page 1"):
+        Segment.open(folder, settings=TWO_BITS)
+    query = np.ones((1, 128), np.float32)
+    four_bits = IndexSettings(navigation_bits=4)
+    with (
+        Segment.open(folder, settings=four_bits) as damaged,
+        Segment.open(sealed, settings=four_bits) as whole,
+    ):
+        found, expected = damaged.search(query, 5), whole.search(query, 5)
+        np.testing.assert_array_equal(found.rows, expected.rows)
+    assert [(found.file, found.page) for found in verify(folder).damage] == [("transform.stk", 1)]
