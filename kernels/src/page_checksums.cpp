@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <new>
 #include <utility>
 
 #include "page_pool_impl.hpp"
@@ -43,15 +44,24 @@ PageChecksums::PageChecksums(StoreSpec& spec)
       settled_(spec.table_offset_bytes == 0), table_(std::move(spec.checksums)) {}
 
 bool PageChecksums::match(PageFile& file, PageNumber page, std::uint32_t crc) {
-  if (!settled_.load(std::memory_order_acquire)) {
-    // No std::call_once: not every one of them lets go when what it calls throws.
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (!settled_.load(std::memory_order_relaxed)) {
-      read(file);
-      settled_.store(true, std::memory_order_release);
-    }
-  }
+  settle(file);
   return page < table_.size() && table_[page] == crc;
+}
+
+void PageChecksums::prepare(PageFile& file) noexcept {
+  try {
+    settle(file);
+  } catch (const std::bad_alloc&) {
+  }
+}
+
+void PageChecksums::settle(PageFile& file) {
+  if (is_settled()) return;
+  // No std::call_once: not every one of them lets go when what it calls throws.
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (settled_.load(std::memory_order_relaxed)) return;
+  read(file);
+  settled_.store(true, std::memory_order_release);
 }
 
 void PageChecksums::read(PageFile& file) {

@@ -20,8 +20,13 @@ class PageChecksums {
  public:
   explicit PageChecksums(StoreSpec& spec);   // takes the spec's own table
   bool match(PageFile& file, PageNumber page, std::uint32_t crc);
+  bool is_settled() const noexcept { return settled_.load(std::memory_order_acquire); }
+  // Reads the table now if nobody has, so that match() need not once the pages are there. Where
+  // memory runs out, match() comes to it.
+  void prepare(PageFile& file) noexcept;
 
  private:
+  void settle(PageFile& file);
   void read(PageFile& file);
 
   std::uint64_t offset_bytes_;

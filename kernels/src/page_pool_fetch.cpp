@@ -344,7 +344,13 @@ PendingPages PagePool::begin_fetch(const PageRef* wanted, std::size_t count, Dea
       begun.wait_turn(run_pages_max);
     }
     pending.state_->job = std::make_unique<ReadJob>(pool, false);
+    const std::vector<Store*> unprepared = begun.unprepared_stores();
     begun.submit(*pending.state_->job, run_pages_max);
+    if (!unprepared.empty()) {
+      // A store's first pages are on their way while its checksums come: both are one wait.
+      pending.state_->job->flush();
+      for (Store* store : unprepared) store->checksums.prepare(store->file);
+    }
   }
   return pending;
 }

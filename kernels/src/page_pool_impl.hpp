@@ -305,6 +305,8 @@ class BegunPages {
   std::size_t size() const noexcept { return pages_.size(); }
   const Pending& back() const noexcept { return *pages_.back(); }
   void add(const PendingRef& page);                // under the mutex
+  // Stores whose checksums nobody has read yet; each lives while pages of it are begun.
+  std::vector<Store*> unprepared_stores() const;
   // Waits until the volume gives what submit() will ask of it, where its limits are known.
   void wait_turn(std::size_t run_pages_max);
   // Cuts them into runs of neighbors, which the job then has.

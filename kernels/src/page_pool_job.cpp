@@ -115,6 +115,17 @@ std::size_t BegunPages::run_end(std::size_t first, std::size_t run_pages_max) co
   return last;
 }
 
+std::vector<Store*> BegunPages::unprepared_stores() const {
+  std::vector<Store*> stores;
+  for (const PendingRef& page : pages_) {
+    if (page->store->checksums.is_settled()) continue;
+    if (std::find(stores.begin(), stores.end(), page->store) == stores.end()) {
+      stores.push_back(page->store);
+    }
+  }
+  return stores;
+}
+
 void BegunPages::wait_turn(std::size_t run_pages_max) {
   if (!pool_.options.volume.any() || pages_.empty()) return;
   sort_by_place();

@@ -297,6 +297,20 @@ void test_a_table_is_read_when_it_is_needed() {
   pool.check();
 }
 
+// Both are one wait: the table is there once a fetch has begun, however late its pages come.
+void test_a_table_comes_while_the_first_pages_do() {
+  TestFolder folder;
+  PagePool pool(options_for(64));
+  const StoreSpec spec = TestFolder::with_table(folder.write("a", 26, 1100, kPage, 4096), kPage);
+  const StoreId store = pool.add_store(spec);
+  const PageRef wanted{store, 7};
+  PendingPages pending = pool.begin_fetch(&wanted, 1);
+  CHECK(::truncate(spec.path.c_str(), static_cast<off_t>(spec.table_offset_bytes)) == 0);
+  const PinnedPages pinned = pending.finish(Deadline());
+  CHECK(pinned.status(0) == PageStatus::ok && page_matches(pinned.data(0), kPage, 26, 7));
+  pool.check();
+}
+
 // A store is the file that was opened, whatever its path names by now, as far as its table goes too.
 void test_a_table_is_that_of_the_file_that_was_opened() {
   TestFolder folder;
@@ -459,6 +473,7 @@ int main() {
   RUN(test_stores_come_and_go);
   RUN(test_damage_is_quarantined);
   RUN(test_a_table_is_read_when_it_is_needed);
+  RUN(test_a_table_comes_while_the_first_pages_do);
   RUN(test_a_table_is_that_of_the_file_that_was_opened);
   RUN(test_a_miss_brings_its_cluster_while_there_is_room);
   RUN(test_a_miss_with_a_near_deadline_brings_a_small_cluster);
