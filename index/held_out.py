@@ -151,15 +151,26 @@ class Probe:
         parts: int = 1,
         run: Callable[[Callable[[int], None], Iterable[int]], Iterable[None]] = map,
     ) -> None:
-        """Meet a batch of vectors whose sealed rows start at ``first_row``.
+        """Meet a batch of vectors whose sealed rows start at ``first_row``; see `begin_take`."""
+        self.begin_take(batch, first_row, parts=parts, run=run)()
+
+    def begin_take(
+        self,
+        batch: NDArray[np.float32],
+        first_row: int,
+        *,
+        parts: int = 1,
+        run: Callable[..., Iterable[Any]] = map,
+    ) -> Callable[[], None]:
+        """Begin to meet a batch of vectors, and return what ends it, before the next one is begun.
 
         Args:
-            batch: float32, shape (n, dim).
-            first_row: Of it.
+            batch: float32, shape (n, dim); unchanged until the end.
+            first_row: Of it, as sealed.
             parts: Of the queries, which ``run`` may meet it with at the same time.
-            run: As `map`.
+            run: As `map`; a pool's begins at once.
         """
-        self.hashes.append(row_hashes(batch))
+        hashed = run(row_hashes, [batch])
         deep = self.deep
         few = batch.shape[1] <= FEW_DIMS
         # Each query meets each vector once: those of `deep` there, and the others here.
@@ -185,14 +196,19 @@ class Probe:
         if few:
             for probe, first, end in asked:
                 probe._meet_few(batch, first_row, slice(first, end))
-        else:
-            for _ in run(meet, range(parts)):
+        met = () if few else run(meet, range(parts))
+
+        def finish() -> None:
+            for _ in met:
                 pass
-        if deep is not None:
-            k = self.scores.shape[1]
-            for mine, deeper in ((self.scores, deep.scores), (self.rows, deep.rows)):
-                mine[: deep.known] = deeper[: deep.known, :k]
-                mine[self.known :] = deeper[deep.known :, :k]
+            self.hashes.extend(hashed)
+            if deep is not None:
+                k = self.scores.shape[1]
+                for mine, deeper in ((self.scores, deep.scores), (self.rows, deep.rows)):
+                    mine[: deep.known] = deeper[: deep.known, :k]
+                    mine[self.known :] = deeper[deep.known :, :k]
+
+        return finish
 
     def _meet_few(self, batch: NDArray[np.float32], first_row: int, here: slice) -> None:
         """The same for few dimensions, by products that tell apart what floats round to one."""

@@ -182,13 +182,21 @@ class PagedFileWriter:
             if cut < len(flat):
                 self._pending = flat[cut:].copy()
         else:
-            held = self._pending.reshape(-1, info.record_bytes)
-            rows = np.concatenate([held, records]) if len(held) else records
-            whole = len(rows) // info.per_page
-            cut = whole * info.per_page
-            if whole:
-                self.write_pages(to_pages(rows[:cut], info.per_page, info.page_bytes), 0)
-            self._pending = rows[cut:].reshape(-1).copy()
+            rest = records
+            if len(self._pending):
+                held = self._pending.reshape(-1, info.record_bytes)
+                missing = info.per_page - len(held)
+                page = np.concatenate([held, rest[:missing]])
+                rest = rest[missing:]
+                self._pending = page.reshape(-1)
+                if len(page) == info.per_page:
+                    self.write_pages(to_pages(page, info.per_page, info.page_bytes), 0)
+                    self._pending = np.empty(0, np.uint8)
+            cut = len(rest) // info.per_page * info.per_page
+            if cut:
+                self.write_pages(to_pages(rest[:cut], info.per_page, info.page_bytes), 0)
+            if cut < len(rest):
+                self._pending = rest[cut:].reshape(-1).copy()
         self._records += len(records)
 
     def sync(self) -> None:

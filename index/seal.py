@@ -480,22 +480,27 @@ class _Sealer:
                 assert coming is not None
                 batch, coding = coming
                 encoded = [part.result() for part in coding]
+                meeting = None
+                if probe is not None:
+                    # Before the next is read: threads have work while this one reads and writes.
+                    meeting = probe.begin_take(batch, start, parts=self.threads, run=pool.map)
                 following = start + _BATCH_ROWS
                 coming = begin(following) if following < count else None
-                codes.write_records(np.concatenate([part[0] for part in encoded]))
-                refines.write_records(np.concatenate([part[1] for part in encoded]))
-                if coarse is not None:
-                    coarse.write_records(np.concatenate([part[2] for part in encoded]))
+                for part in encoded:
+                    codes.write_records(part[0])
+                    refines.write_records(part[1])
+                    if coarse is not None:
+                        coarse.write_records(part[2])
                 stored = batch.astype("<f2") if self.half else batch.astype("<f4", copy=False)
                 vectors.write_records(stored.view(np.uint8))
                 # The disk works meanwhile, so that `close` has little left to wait for. Where it
                 # cannot keep up, there is one sync under way and no queue of them.
                 if not synced or synced[-1].done():
                     synced.append(disk.submit(_sync, written))
-                if probe is not None:
-                    probe.take(batch, start, parts=self.threads, run=pool.map)
                 if means is not None:
                     means.take(batch, start)
+                if meeting is not None:
+                    meeting()
                 self.progress("seal", min(following, count), count)
             for done in synced:
                 done.result()
