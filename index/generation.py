@@ -134,8 +134,10 @@ def read_current(folder: Path) -> Generation:
     """
     path = folder / CURRENT_NAME
     try:
-        with path.open("rb") as file:
-            data = file.read(_BYTES_MAX + 1)
+        # As much as there is: to make room for the most that may be takes longer than to read it.
+        with open(path, "rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            data = file.read(min(size, _BYTES_MAX) + 1)
     except FileNotFoundError as error:
         raise GenerationCorrupt(f"{path}: missing") from error
     except OSError as error:

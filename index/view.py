@@ -192,9 +192,11 @@ def memory_shares(
     budget: int,
 ) -> dict[str, int]:
     """Split a budget over segments by their size on disk; 0 stays 0, room for all."""
+    if budget == 0:
+        return dict.fromkeys((entry.name for entry in entries), 0)
     sizes = {entry.name: folder_bytes(folder / SEGMENTS_NAME / entry.name) for entry in entries}
     total = max(1, sum(sizes.values()))
-    return {name: max(1, budget * size // total) if budget else 0 for name, size in sizes.items()}
+    return {name: max(1, budget * size // total) for name, size in sizes.items()}
 
 
 def folder_bytes(path: Path) -> int:
