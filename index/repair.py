@@ -1,8 +1,10 @@
 """Rebuilds a damaged index from what is still there.
 
-A segment whose vectors and ids are whole is linked anew from them; a vector that is lost comes from
-the documents, where they kept it; what neither has is lost and reported. The new files are written
-beside the old and published like a merge's, so a repair that dies can be run again.
+A segment whose vectors and ids are whole is linked anew from them; where its links are whole too,
+and no row is outdated, it is sealed anew with those: codes and tables follow from the rest. A
+vector that is lost comes from the documents, where they kept it; what neither has is lost and
+reported. The new files are written beside the old and published like a merge's, so a repair that
+dies can be run again.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 import structlog
@@ -37,6 +40,7 @@ from stoker.index.generation import (
     write_current,
     write_durable,
 )
+from stoker.index.manifest import FILES
 from stoker.index.merge import Progress, seal_rows
 from stoker.index.rebuild import rebuild_all
 from stoker.index.salvage import (
@@ -60,6 +64,9 @@ from stoker.index.verify import VerifyReport, verify
 from stoker.index.view import open_segment_view, stored_dead, write_dead
 
 log = structlog.get_logger(__name__)
+
+# Parts of a segment that sealing makes from its vectors, its ids and its links.
+_MADE_WHEN_SEALED: Final = ("codes", "refine", "coarse", "transform", "ranges")
 
 
 def repair(
@@ -86,7 +93,7 @@ def repair(
         return report
     report.repaired = True
     if is_bare_segment(folder):
-        _repair_bare(folder, report, step)
+        _repair_bare(folder, found, report, step)
     else:
         lock = _locked(folder)
         try:
@@ -152,8 +159,12 @@ def _rebuild_segments(
         ]
         replaced: list[SegmentEntry] = []
         for entry, rest in sorted(salvaged, key=lambda pair: pair[1].names is None):
+            graph_of = None
             if rest.names is not None:
-                rows = _rows_again(entry, rest, store, kind, report)
+                keys, alive = _live_keys(entry, rest.names, store, kind)
+                rows = _rows_again(entry, rest, keys, alive, store, report)
+                if _links_hold(found, entry.name) and (alive & rest.whole).all():
+                    graph_of = folder / SEGMENTS_NAME / entry.name
             else:
                 dead = stored_dead(folder, generation, entry) or BitMap()
                 rows = _rows_by_documents(generation, entry, len(dead), placed, store, report)
@@ -168,12 +179,14 @@ def _rebuild_segments(
                 memory_bytes=0,
                 heat=None,
                 progress=progress,
+                graph_of=graph_of,
             )
             if sealed is not None:
                 replaced.append(sealed.entry)
                 placed.append(sealed)
+            how = "linked anew" if graph_of is None else "sealed anew with its links"
             report.actions.append(
-                f"segment {entry.name}: linked anew as {replaced[-1].name}"
+                f"segment {entry.name}: {how} as {replaced[-1].name}"
                 if sealed is not None
                 else f"segment {entry.name}: nothing of it was left"
             )
@@ -228,21 +241,34 @@ def _salvaged(folder: Path, generation: Generation, entry: SegmentEntry, kind: I
     )
 
 
-def _rows_again(
-    entry: SegmentEntry,
-    salvaged: Salvaged,
-    store: DocumentStore,
-    kind: IdKind,
-    report: RepairReport,
-) -> Iterator[tuple[Sequence[Key], NDArray[np.float32]]]:
-    """Yield the live rows of a damaged segment whose ids are whole."""
-    assert salvaged.names is not None
+def _links_hold(found: VerifyReport, name: str | None) -> bool:
+    """Whether all that is damaged of a segment (None: of a bare one) follows from the rest."""
+    made = {FILES[part] for part in _MADE_WHEN_SEALED}
+    hurt = [d for d in found.damage if name is None or (d.segment == name and not d.derived)]
+    return all(Path(d.file).name in made for d in hurt)
+
+
+def _live_keys(
+    entry: SegmentEntry, names: NDArray[Any], store: DocumentStore, kind: IdKind
+) -> tuple[list[Key], NDArray[np.bool_]]:
+    """The document of each row of a segment, and which of the rows are not outdated."""
     changed = {
         (change.tenant, change.id)
         for change in store.changes(entry.sealed_offset, vectors=False, bodies=False)
     }
-    keys = [document_key(name, entry.naming, kind) for name in salvaged.names]
-    alive = np.array([key not in changed for key in keys], dtype=np.bool_)
+    keys = [document_key(name, entry.naming, kind) for name in names]
+    return keys, np.array([key not in changed for key in keys], dtype=np.bool_)
+
+
+def _rows_again(
+    entry: SegmentEntry,
+    salvaged: Salvaged,
+    keys: Sequence[Key],
+    alive: NDArray[np.bool_],
+    store: DocumentStore,
+    report: RepairReport,
+) -> Iterator[tuple[Sequence[Key], NDArray[np.float32]]]:
+    """Yield the live rows of a damaged segment whose ids are whole."""
     yield from salvaged_rows(salvaged, keys, alive, report)
     missing = {keys[row] for row in np.flatnonzero(alive & ~salvaged.whole).tolist()}
     yield from _from_documents(store, entry.sealed_offset, missing, report)
@@ -296,8 +322,10 @@ def _from_documents(
 # -- a bare segment --------------------------------------------------------------------------------
 
 
-def _repair_bare(folder: Path, report: RepairReport, progress: Progress) -> None:
-    """Link a bare segment's vectors anew; what of them is lost is left out."""
+def _repair_bare(
+    folder: Path, found: VerifyReport, report: RepairReport, progress: Progress
+) -> None:
+    """Link a bare segment's vectors anew, or seal them anew; what of them is lost is left out."""
     from stoker.index.build import build_segment
 
     alone = generation_of_segment(folder)
@@ -316,6 +344,7 @@ def _repair_bare(folder: Path, report: RepairReport, progress: Progress) -> None
     report.note_lost([keys[row] for row in np.flatnonzero(~salvaged.whole)])
     fresh = folder.with_name(f".{folder.name}.repaired")
     shutil.rmtree(fresh, ignore_errors=True)
+    links_stay = _links_hold(found, None) and bool(salvaged.whole.all())
     build_segment(
         fresh,
         salvaged.vectors[salvaged.whole],
@@ -326,6 +355,7 @@ def _repair_bare(folder: Path, report: RepairReport, progress: Progress) -> None
         m=alone.m,
         ef_construction=alone.ef_construction,
         progress=progress,
+        graph_of=folder if links_stay else None,
     )
     damaged = folder.with_name(f"{folder.name}.damaged")
     if damaged.exists():
@@ -333,4 +363,5 @@ def _repair_bare(folder: Path, report: RepairReport, progress: Progress) -> None
     os.replace(folder, damaged)
     os.replace(fresh, folder)
     fsync_folder(folder.parent)
-    report.actions.append(f"linked anew; the damaged segment is kept as {damaged.name}")
+    how = "sealed anew with its links" if links_stay else "linked anew"
+    report.actions.append(f"{how}; the damaged segment is kept as {damaged.name}")

@@ -16,7 +16,8 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
         "repair",
         help="rebuild what is damaged in an index from what is there",
         description="Verifies an index and rebuilds what is damaged: vectors that are whole are "
-        "linked anew, lost ones are taken from the documents, and what neither has is reported. "
+        "linked anew (or sealed anew with their links, where those are whole and no row is "
+        "outdated), lost ones are taken from the documents, and what neither has is reported. "
         "Stop the server first. The new files are published in one step; a repair that was "
         "interrupted can be run again.",
         epilog="example: stoker repair ./my-index. exit codes: 0 whole, and nothing was lost; "

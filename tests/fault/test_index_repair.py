@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from stoker.errors import CorruptError, InputError, StokerError, UnavailableError
+from stoker.index import build
 from stoker.index.build import build_segment
 from stoker.index.collection import Collection
 from stoker.index.collection_build import build_collection, create_collection
@@ -312,6 +313,58 @@ def test_a_bare_segment_is_linked_anew(tmp_path: Path) -> None:
     with Collection(path) as collection:
         assert collection.count == 100
         assert collection.contains(["d7"]).all()
+
+
+@pytest.mark.parametrize("bare", [True, False])
+@pytest.mark.parametrize("how", ["delete", "page"])
+@pytest.mark.parametrize("name", ["codes", "refine", "coarse", "transform", "ranges"])
+def test_what_follows_from_whole_vectors_and_links_is_made_without_linking(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    small_groups: None,
+    name: str,
+    how: str,
+    bare: bool,
+) -> None:
+    path = tmp_path / "index"
+    vectors = points(300, 1)
+    if bare:
+        build_segment(path, vectors, metric="l2")
+    else:
+        build_collection(path, vectors, metric="l2")
+    folder = path if bare else segment_folders(path)[0]
+    hurt(folder / FILES[name], how)
+    if verify(path).whole:
+        return  # A page that is zero anyway.
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("linked anew")
+
+    monkeypatch.setattr(build, "_link", refuse)
+    report = repair(path)
+    assert (report.whole, report.rows_lost) == (True, 0)
+    assert "sealed anew with its links" in report.actions[0]
+    with Collection(path) as collection:
+        found = collection.search(vectors, 1, ef=100)
+    assert (np.asarray(found.ids)[:, 0] == np.arange(300)).mean() > 0.99
+
+
+@pytest.mark.parametrize("other", ["links", "vectors", "ids"])
+def test_links_do_not_stay_where_what_they_are_of_is_damaged_too(
+    tmp_path: Path, other: str
+) -> None:
+    path = tmp_path / "index"
+    vectors = points(300, 1)
+    build_collection(path, vectors, metric="l2")
+    with Collection(path, "rw", settings=SETTINGS) as collection:
+        collection.upsert(list(range(300)), vectors)
+        collection.merge(full=True)
+    (folder,) = segment_folders(path)
+    for name in ("codes", other):
+        hurt(folder / FILES[name], "page")
+    report = repair(path)
+    assert (report.whole, report.rows_lost) == (True, 0)
+    assert "linked anew" in report.actions[0]
 
 
 def test_an_index_in_use_is_not_repaired(damaged: tuple[Path, dict[Any, np.ndarray]]) -> None:
