@@ -185,12 +185,13 @@ bool Walk::scan_ranges() {
   stats_.skipped += static_cast<std::uint32_t>(lost);
 
   std::size_t wanted = params_.range_groups;
-  scan_groups(groups, 0, wanted);
+  bool sound = scan_groups(groups, 0, wanted);
   const std::uint32_t band = farther_band();
   if (band > 0 && params_.farther[band - 1].range_groups > wanted) {
-    scan_groups(groups, wanted, params_.farther[band - 1].range_groups);
+    sound = scan_groups(groups, wanted, params_.farther[band - 1].range_groups) && sound;
     wanted = params_.farther[band - 1].range_groups;
   }
+  if (!sound && may_read(settling_)) return walk_instead();
   for (const Candidate& candidate : walked) {
     if (!visit(candidate.row)) continue;
     s_.nearest.insert(candidate);
@@ -199,12 +200,8 @@ bool Walk::scan_ranges() {
   // Groups that are not in order promise nothing.
   if (lost > 0) stats_.ranges_whole = 0;
   if (filtered_ && !covers_answer(sure)) {
+    if (may_read(settling_)) return walk_instead();
     stats_.ranges_whole = 0;
-    if (may_read(settling_)) {
-      forget_visited();
-      stats_.evaluated = 0;
-      return false;
-    }
     ++stats_.skipped;
   }
   stats_.range_groups = static_cast<std::uint32_t>(wanted);
@@ -214,11 +211,20 @@ bool Walk::scan_ranges() {
   return true;
 }
 
-// Compares the query with the rows of groups, those from the `from`-th nearest on.
-void Walk::scan_groups(NearestGroups& groups, std::size_t from, std::size_t to) {
+// False, for a walk that takes the place of what was scanned.
+bool Walk::walk_instead() {
+  forget_visited();
+  stats_.evaluated = stats_.ranges_whole = 0;
+  return false;
+}
+
+// Compares the query with the rows of groups, those from the `from`-th nearest on. False where the
+// table does not say which rows a group has: nobody can tell how much of the answer is in it.
+bool Walk::scan_groups(NearestGroups& groups, std::size_t from, std::size_t to) {
   to = std::min(to, groups.size());
   const RecordStore& codes = codes_.records;
   const std::size_t step = params_.deadline ? kGroupsHurried : groups.size();
+  bool all_sound = true;
   for (std::size_t start = from; start < to; start += step) {
     const std::size_t stop = std::min(to, start + step);
     s_.wanted.clear();
@@ -242,6 +248,8 @@ void Walk::scan_groups(NearestGroups& groups, std::size_t from, std::size_t to) 
       });
       if (sound) continue;
       ++stats_.damaged;
+      stats_.skipped += layout_.count / layout_.ranges.groups;   // as many as groups have in the mean
+      all_sound = false;
       first_broken = std::min(first_broken, place);
     }
     if (!may_read(settling_)) {
@@ -274,6 +282,7 @@ void Walk::scan_groups(NearestGroups& groups, std::size_t from, std::size_t to) 
       stats_.ranges_whole = static_cast<std::uint32_t>(first_broken);
     }
   }
+  return all_sound;
 }
 
 // ---- Searcher ----------------------------------------------------------------------------------

@@ -209,7 +209,8 @@ class Walk {
   std::uint32_t ahead_max(std::size_t ef) const;
   void scan_allowed();
   bool scan_ranges();
-  void scan_groups(NearestGroups& groups, std::size_t from, std::size_t to);
+  bool scan_groups(NearestGroups& groups, std::size_t from, std::size_t to);
+  bool walk_instead();
   PinnedPages read_round(bool around);
   bool leaves_for_ranges();
 

@@ -396,17 +396,22 @@ def test_a_hostile_table_crashes_nothing_and_names_no_row_twice(
     shutil.rmtree(copy)
 
 
+@pytest.mark.parametrize("of", ["groups", "pieces"])
 def test_a_damaged_page_of_the_table_is_counted_and_queries_walk(
-    sealed: tuple[Path, str], tmp_path: Path
+    sealed: tuple[Path, str], tmp_path: Path, of: str
 ) -> None:
     path, metric = sealed
     copy = tmp_path / "s"
     shutil.copytree(path, copy)
     manifest = Manifest.read(copy)
+    page = 0
+    if of == "pieces":
+        page = -(-manifest.range_groups // (manifest.page_bytes // manifest.group_record_bytes))
+    at = HEADER_BYTES + page * manifest.page_bytes + 100
     with open(copy / FILES["ranges"], "r+b") as file:
-        file.seek(HEADER_BYTES + 100)
+        file.seek(at)
         byte = file.read(1)
-        file.seek(HEADER_BYTES + 100)
+        file.seek(at)
         file.write(bytes([byte[0] ^ 0x10]))
     vectors, sorts = drawn(metric)
     queries = sorts["near"][:20]
@@ -418,7 +423,7 @@ def test_a_damaged_page_of_the_table_is_counted_and_queries_walk(
         assert hits.summary.completeness[0] < 1
         found = segment.ids_at(hits.rows)
         assert recall_of(found, nearest(vectors, queries, metric)).mean() >= 0.93
-        assert segment.damaged_pages() == {FILES["ranges"]: [0]}
+        assert segment.damaged_pages() == {FILES["ranges"]: [page]}
     (copy / FILES["ranges"]).unlink()
     with pytest.raises(CorruptError, match=r"ranges\.stk"):
         Segment.open(copy)
