@@ -39,6 +39,11 @@ COUNT_MAX: Final = (1 << 32) - 2
 _CHECK_ROWS: Final = 16_384
 _LINK_ROWS: Final = 2_000
 _SEED: Final = 100
+_LINKS: Final = 16
+# Of more rows than so many. Three million x 128, hnswlib, recall@10 of 0.95: 158 us a query by 16
+# links, 98 by 24, for 3 % more linking and a tenth more bytes (index/BENCHMARKS.md).
+_FEW_ROWS: Final = 1_000_000
+_LINKS_OF_MANY: Final = 24
 
 log = structlog.get_logger(__name__)
 
@@ -91,7 +96,7 @@ def build_segment(
     ids: Any = None,
     *,
     metric: str = "cosine",
-    m: int = 16,
+    m: int | None = None,
     ef_construction: int = 200,
     heat: Mapping[Any, float] | None = None,
     threads: int | None = None,
@@ -106,7 +111,8 @@ def build_segment(
             length under cosine.
         ids: ``n`` integers or strings, all different; None means 0 ... n - 1.
         metric: "ip", "cosine" or "l2".
-        m: Links per node and level (twice that on level 0), 2 to 128.
+        m: Links per node and level (twice that on level 0), 2 to 128; None means 16, or 24 of
+            more than a million rows, which take more links to find one another.
         ef_construction: Width of the walk that finds a new node's neighbors.
         heat: Weight per id; hot rows are sealed side by side.
         threads: Threads that link; None means one per processor.
@@ -120,8 +126,8 @@ def build_segment(
     """
     if not isinstance(metric, str) or metric not in METRICS:
         raise InputError(f"metric: expected one of {', '.join(METRICS)}, found {said(metric)}")
-    m, ef_construction = whole_number(m, "m"), whole_number(ef_construction, "ef_construction")
-    if not 2 <= m <= 128:
+    ef_construction = whole_number(ef_construction, "ef_construction")
+    if m is not None and not 2 <= (m := whole_number(m, "m")) <= 128:
         raise InputError(f"m: expected 2 to 128, found {m}")
     if not 4 <= ef_construction <= 10_000:
         raise InputError(f"ef_construction: expected 4 to 10000, found {ef_construction}")
@@ -130,6 +136,8 @@ def build_segment(
     if target.exists():
         raise InputError(f"{target}: exists already; a segment is never overwritten")
     array = check_vectors(vectors)
+    if m is None:
+        m = _LINKS if len(array) <= _FEW_ROWS else _LINKS_OF_MANY
     row_ids = normalize_ids(ids, len(array))
     weights = heat_by_row(heat, row_ids)
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -72,7 +72,7 @@ def build_collection(
     ids: Any = None,
     *,
     metric: str = "cosine",
-    m: int = 16,
+    m: int | None = None,
     ef_construction: int = 200,
     heat: Mapping[Any, float] | None = None,
     threads: int | None = None,
@@ -112,14 +112,13 @@ def build_collection(
             progress=progress,
         )
 
-    return collection_around(path, build, m=m, ef_construction=ef_construction, documents=documents)
+    return collection_around(path, build, ef_construction=ef_construction, documents=documents)
 
 
 def collection_around(
     path: Path | str,
     build: Callable[[Path], BuildReport],
     *,
-    m: int,
     ef_construction: int,
     documents: Callable[[DocumentStore], None] | None = None,
 ) -> BuildReport:
@@ -127,8 +126,8 @@ def collection_around(
 
     Args:
         path: Must not exist or be an empty folder; published by one rename.
-        build: Seals a segment of plain ids and returns its report.
-        m: Neighbors in later merges.
+        build: Seals a segment of plain ids and returns its report. Later merges link as many
+            neighbors as it has.
         ef_construction: Candidates in later merges.
         documents: See `build_collection`.
     """
@@ -155,7 +154,6 @@ def collection_around(
         generation = dataclasses.replace(
             found,
             change_offset=offset,
-            m=m,
             ef_construction=ef_construction,
             id_kind=found.id_kind if entry.count else None,
             segments=(entry,) if entry.count else (),

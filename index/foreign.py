@@ -238,7 +238,7 @@ def import_foreign(
     foreign: ForeignIndex,
     *,
     metric: str | None = None,
-    m: int = 16,
+    m: int | None = None,
     ef_construction: int = 200,
     heat: Mapping[Any, float] | None = None,
     threads: int | None = None,
@@ -250,7 +250,7 @@ def import_foreign(
         target: Folder to make; must not exist or be empty.
         foreign: From `read_foreign`.
         metric: "ip", "cosine" or "l2"; None takes what the file states.
-        m: Neighbors, where the vectors are linked anew and in later merges.
+        m: Neighbors, where the vectors are linked anew; None leaves it to `build_segment`.
         ef_construction: Candidates, likewise.
         heat: Weight by id: hot rows are sealed side by side.
         threads: Threads that link; None means all processors.
@@ -314,7 +314,6 @@ def import_foreign(
     report = collection_around(
         target,
         build,
-        m=graph.m if graph is not None else m,
         ef_construction=ef_construction,
         documents=None if foreign.bodies is None else documents,
     )

@@ -258,7 +258,7 @@ def build(
     ids: Any = None,
     *,
     metric: Literal["ip", "cosine", "l2"] = "ip",
-    m: int = 16,
+    m: int | None = None,
     ef_construction: int = 200,
     heat: Mapping[Any, float] | None = None,
     threads: int | None = None,
@@ -273,7 +273,8 @@ def build(
         ids: n integers or strings, all different; None means 0 ... n - 1.
         metric: Inner product (the default; for unit vectors the same as cosine), cosine, or squared
             L2 distance.
-        m: Links per node and level, twice that on the lowest; 2 to 128.
+        m: Links per node and level, twice that on the lowest; 2 to 128. None means 16, or 24 of
+            more than a million vectors.
         ef_construction: Width of the walk that finds a new node's neighbors.
         heat: Weight by id; hot vectors are sealed side by side.
         threads: Threads; None means one per processor that the process may use.

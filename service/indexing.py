@@ -60,7 +60,7 @@ class IndexPlan:
     vectors_path: Path | None = None
     vector_ids_path: Path | None = None
     metric: Literal["ip", "cosine", "l2"] = "cosine"
-    m: int = 16
+    m: int | None = None
     ef_construction: int = 200
     threads: int | None = None
     limits: ReadLimits = dataclasses.field(default_factory=ReadLimits)

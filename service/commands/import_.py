@@ -39,7 +39,9 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument("--vector-column", default="vector", metavar="NAME", help="of Parquet")
     parser.add_argument("--id-column", default="id", metavar="NAME", help="of Parquet")
     parser.add_argument("--text-column", default="text", metavar="NAME", help="of Parquet")
-    parser.add_argument("--m", type=int, default=16, help="links per node where linked anew (16)")
+    parser.add_argument(
+        "--m", type=int, help="links per node where linked anew (16; 24 beyond a million vectors)"
+    )
     parser.add_argument(
         "--ef-construction",
         type=int,

@@ -52,7 +52,9 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
         default="cosine",
         help="how vectors are compared: cosine, inner product or squared L2 (default: cosine)",
     )
-    parser.add_argument("--m", type=int, default=16, help="links per node (default: 16)")
+    parser.add_argument(
+        "--m", type=int, help="links per node (default: 16; 24 beyond a million vectors)"
+    )
     parser.add_argument(
         "--ef-construction", type=int, default=200, help="width of the build (default: 200)"
     )

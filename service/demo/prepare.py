@@ -288,7 +288,7 @@ def seal(
     shutil.rmtree(target, ignore_errors=True)
     try:
         return collection_around(
-            target, build, m=M, ef_construction=EF_CONSTRUCTION, documents=documents
+            target, build, ef_construction=EF_CONSTRUCTION, documents=documents
         )
     except (OSError, StokerError):
         shutil.rmtree(target, ignore_errors=True)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from stoker.errors import CapacityError, CorruptError, InputError, StokerError, UnavailableError
+from stoker.index import build as build_module
 from stoker.index import build_child as child_module
 from stoker.index import delta as delta_module
 from stoker.index import generation as generation_module
@@ -23,6 +24,7 @@ from stoker.index.collection import Collection
 from stoker.index.collection_build import build_collection, create_collection
 from stoker.index.delta import Delta
 from stoker.index.document_values import Change
+from stoker.index.manifest import Manifest
 from stoker.index.settings import IndexSettings
 
 DIM = 4
@@ -759,3 +761,19 @@ def test_a_building_process_that_ends_early_changes_nothing(
     assert list((apart.path / "segments").iterdir()) == []
     monkeypatch.undo()
     assert apart.merge().rows == 50
+
+
+@pytest.mark.parametrize(("asked", "links"), [(None, 24), (5, 5)])
+def test_many_rows_take_more_links_and_merges_keep_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: int | None, links: int
+) -> None:
+    monkeypatch.setattr(build_module, "_FEW_ROWS", 99)
+    vectors = np.random.default_rng(7).standard_normal((100, 8)).astype(np.float32)
+    build_collection(tmp_path / "few", vectors[:99], m=asked)
+    assert generation_module.read_current(tmp_path / "few").m == (asked or 16)
+    build_collection(tmp_path / "many", vectors, m=asked)
+    with Collection(tmp_path / "many", "rw", settings=IndexSettings(merge_rows=0)) as collection:
+        collection.upsert([100], vectors[:1] + 1)
+        collection.merge(full=True)
+        (name,) = collection.segment_names
+    assert Manifest.read(tmp_path / "many" / "segments" / name).m == links
