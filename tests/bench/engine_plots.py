@@ -103,7 +103,7 @@ def _cold(results: dict[str, Any]) -> Any:
     figure, panels = _panels(
         len(volumes), f"Cold: the first queries after opening, {_title(results)}"
     )
-    dashes = ("-", "--", ":")
+    dashes = ("-", "--", ":", "-.")
     for axes, volume in zip(panels, volumes, strict=True):
         modes: dict[str, int] = {}
         for key, repeats in runs.items():
