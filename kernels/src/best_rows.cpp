@@ -15,6 +15,17 @@ constexpr std::size_t kRowsTogether = 64;
 // vanish, and with them the bounds. It meets, and is met, in full.
 constexpr float kLargestMin = 1e-12f;
 
+// A sum in parts: one alone would have each addition wait for the last.
+constexpr std::size_t kLanes = 16;
+struct Lanes {
+  float values[kLanes] = {};
+  float sum() const {
+    float all = 0;
+    for (const float value : values) all += value;
+    return all;
+  }
+};
+
 // Vectors rounded to whole numbers, and by how much that is off.
 template <typename T>
 struct Rounded {
@@ -35,19 +46,24 @@ struct Rounded {
       const bool rounds = largest >= kLargestMin;
       const float scale = rounds ? largest / top : 0.0f;
       const float inverse = rounds ? top / largest : 0.0f;
-      float off = 0;
-      float squared = 0;
-      for (std::size_t d = 0; d < dim; ++d) {
+      Lanes off;
+      Lanes squared;
+      const auto round = [&](std::size_t d, std::size_t lane) {
         // Adding and taking off 1.5 * 2^23 rounds to a whole number, as quickly as it gets.
         const float whole = (v[d] * inverse + 12582912.0f) - 12582912.0f;
         out[d] = static_cast<T>(static_cast<std::int32_t>(whole));
         const float rest = v[d] - whole * scale;
-        off += rest * rest;
-        squared += v[d] * v[d];
+        off.values[lane] += rest * rest;
+        squared.values[lane] += v[d] * v[d];
+      };
+      std::size_t d = 0;
+      for (; d + kLanes <= dim; d += kLanes) {
+        for (std::size_t lane = 0; lane < kLanes; ++lane) round(d + lane, lane);
       }
+      for (; d < dim; ++d) round(d, 0);
       scales[n] = scale;
-      lengths[n] = std::sqrt(squared);
-      errors[n] = rounds ? std::sqrt(off) : std::numeric_limits<float>::infinity();
+      lengths[n] = std::sqrt(squared.sum());
+      errors[n] = rounds ? std::sqrt(off.sum()) : std::numeric_limits<float>::infinity();
     }
   }
 };
