@@ -94,8 +94,15 @@ def _vector_in(document: Mapping[str, Any], key: str, *, line: int) -> NDArray[n
         name = alias.format(key)
         if document.get(name) is None:
             continue
+        numbers = document[name]
+        if isinstance(numbers, list):
+            # numpy would read "1" and true as numbers.
+            for kind in set(map(type, numbers)) - {int, float}:
+                raise InputError(
+                    f"line {line}: expected numbers in {name!r}, found {kind.__name__}"
+                )
         try:
-            vector = np.asarray(document[name], np.float64)
+            vector = np.asarray(numbers, np.float64)
         except (TypeError, ValueError, OverflowError) as error:
             raise InputError(f"line {line}: expected numbers in {name!r}: {error}") from error
         largest = float(np.abs(vector).max()) if vector.ndim == 1 and vector.size else 0.0
@@ -421,7 +428,8 @@ def best_proved_threshold(
         errors: NDArray[np.int64] = np.cumsum(wrong, dtype=np.int64)
         # With k errors a proof stands from errors_expected_max(k) / delta picks on.
         kinds, first = np.unique(errors, return_index=True)
-        needed = np.ceil(_errors_expected_max(kinds, alpha) / delta).astype(np.int64)
+        picks = np.ceil(_errors_expected_max(kinds, alpha) / delta)
+        needed = np.minimum(picks, len(wrong) + 2.0).astype(np.int64)  # with a tiny delta: never
         begin = np.maximum(first + 1, needed)
         end = np.append(first[1:], len(wrong)) + 1  # two past the last pick with so many errors
         stands = begin < end

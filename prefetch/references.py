@@ -123,6 +123,7 @@ COMPARED = ("lru", "lfu-decay", "w-tinylfu", "s3-fifo", "sieve", "arc", "lru-k",
 REFERENCES = (
     *COMPARED,
     "qlearning",
+    "entropy-lru-k",
     "entropy-regime",
     *(n for n in _LIBRARY_NAMES if n not in COMPARED),
 )

@@ -70,6 +70,7 @@ _FILE_METAVARS = frozenset({"DIR", "FILE", "FILE.jsonl", "FILE.npy", "INDEX", "L
 # Lists that are read in one go: a shell may hand them over by an open pipe, as <(...) does.
 _READ_AT_ONCE = frozenset({"chunk_ids", "vector_ids"})
 _OPEN_FILES = ("/dev/fd/", "/proc/self/fd/", "/dev/stdin")
+_SERVER_FLAGS = frozenset({"--kafka", "--url"})
 _HELP_COLUMNS = 78
 _EXITS = "exit codes: 0 ok, 1 failed, 2 usage, 3 bad input, 4 unavailable, 5 corrupt"
 
@@ -154,6 +155,7 @@ def _parse(argv: list[str]) -> tuple[CommandModule | None, argparse.Namespace]:
             _add_common_flags(subparsers.choices[name])
             names = _names_of_files(subparsers.choices[name])
             _refuse_empty(names)
+            _refuse_no_server(subparsers.choices[name])
         else:
             subparsers.add_parser(name, help=line)
     if wanted is not None and wanted not in subparsers.choices:
@@ -228,6 +230,17 @@ def _refuse_empty(names: Iterable[argparse.Action]) -> None:
         action.type = _path if action.type is Path else _file_name
 
 
+def _refuse_no_server(parser: argparse.ArgumentParser) -> None:
+    """Let flags that name a server refuse an empty name.
+
+    `stoker serve INDEX --kafka "$KAFKA"` with a variable that is not set would keep events on this
+    disk instead, and say nothing.
+    """
+    for flag, action in parser._option_string_actions.items():
+        if flag in _SERVER_FLAGS:
+            action.type = _server
+
+
 def _refuse_special_files(names: Iterable[argparse.Action], args: argparse.Namespace) -> None:
     """Raise InputError where an argument names a pipe, a device or a socket.
 
@@ -250,6 +263,14 @@ def _refuse_special_files(names: Iterable[argparse.Action], args: argparse.Names
                 raise InputError(
                     f"{name}: expected a file or folder, found a pipe, device or socket"
                 )
+
+
+def _server(text: str) -> str:
+    if not text.strip():
+        raise argparse.ArgumentTypeError(
+            "expected a server, found an empty name (of a variable that is not set, perhaps)"
+        )
+    return text
 
 
 def _path(text: str) -> Path:

@@ -14,7 +14,7 @@ import operator
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import orjson
 
@@ -236,11 +236,15 @@ def _read_ragpulse(
 
 def _ragpulse_request(line: bytes, place: str) -> tuple[float, str, list[int]]:
     try:
-        row: dict[str, Any] = orjson.loads(line)
+        row = orjson.loads(line)
+        if not isinstance(row, dict):
+            raise TypeError(f"expected an object, found {type(row).__name__}")
         passages = [int(passage) for passage in row["hash_ids"]["passages_ids"]]
         return float(row["timestamp"]), str(row["session_id"]), passages
-    except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{place}: not a RAGPulse request: {error!r}") from error
+    except KeyError as error:
+        raise InputError(f"{place}: not a RAGPulse request: {error} is missing") from error
+    except (TypeError, ValueError) as error:  # what is no JSON is a ValueError, too
+        raise InputError(f"{place}: not a RAGPulse request: {error}") from error
 
 
 def _ragpulse_files(path: Path) -> list[Path]:

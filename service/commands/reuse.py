@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
-import zlib
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import Any
 
 from stoker.errors import InputError
 from stoker.kvcache.reuse_evaluation import (
@@ -18,6 +16,7 @@ from stoker.kvcache.reuse_evaluation import (
     with_vectors,
 )
 from stoker.kvcache.reuse_policy import Reason
+from stoker.prefetch.traces import opened
 from stoker.service.configuration import add_config_flags, config_from_args
 
 
@@ -36,7 +35,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
         "--pairs",
         required=True,
         metavar="FILE.jsonl",
-        help="the labelled pairs, perhaps packed by gzip",
+        help="the labelled pairs, perhaps packed by gzip or xz",
     )
     parser.add_argument(
         "--delta",
@@ -86,36 +85,26 @@ def read_pairs(path: Path) -> list[Pair]:
             names the line.
     """
     pairs = []
-    try:
-        with _open_text(path) as file:
-            for number, line in enumerate(file, start=1):
-                if not line.strip():
+    with opened(path) as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                if not text.strip():
                     continue
-                try:
-                    document = json.loads(line)
-                except (ValueError, RecursionError) as error:
-                    raise InputError(f"{path}: line {number}: expected JSON: {error}") from error
-                if not isinstance(document, dict):
-                    raise InputError(f"{path}: line {number}: expected an object")
-                try:
-                    pairs.append(pair_of(document, line=number))
-                except InputError as error:
-                    raise InputError(f"{path}: {error}") from error
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"{path}: cannot be read: {reason}") from error
+                document = json.loads(text)
+            except UnicodeDecodeError as error:
+                raise InputError(f"{path}: line {number}: expected UTF-8: {error}") from error
+            except (ValueError, RecursionError) as error:
+                raise InputError(f"{path}: line {number}: expected JSON: {error}") from error
+            if not isinstance(document, dict):
+                raise InputError(f"{path}: line {number}: expected an object")
+            try:
+                pairs.append(pair_of(document, line=number))
+            except InputError as error:
+                raise InputError(f"{path}: {error}") from error
     if not pairs:
         raise InputError(f"{path}: expected at least one pair, found none")
     return pairs
-
-
-def _open_text(path: Path) -> TextIO:
-    """Open a file as text, unpacking gzip; some editors begin a file with a mark."""
-    with path.open("rb") as file:
-        packed = file.read(2) == b"\x1f\x8b"
-    if packed:
-        return cast(TextIO, gzip.open(path, "rt", encoding="utf-8-sig"))
-    return path.open(encoding="utf-8-sig")
 
 
 def _embed(texts: list[str], config: Any, bar: Any, task: Any) -> Any:

@@ -99,6 +99,10 @@ def run(args: argparse.Namespace) -> int:
     from stoker.service.logging import configure_logging
 
     configure_logging("warning")
+    if args.explain is not None and not args.tiers:
+        raise InputError("--explain goes with --tiers: without, nothing says where a key lies")
+    if args.made and args.format:
+        raise InputError("--format says what --trace holds; a made trace has none: leave it out")
     if args.unit_bytes < 1:
         raise InputError(f"--unit-bytes must be >= 1, got {args.unit_bytes}")
     sizes = None
@@ -114,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
         return _run_tiers(args, trace, sizes, measured)
     outcomes = simulate(
         trace,
-        policies=parse_policies(args.policy or "stoker"),
+        policies=parse_policies("stoker" if args.policy is None else args.policy),
         capacities=parse_capacities(args.capacity, trace.footprint),
         measured=measured,
         unit_bytes=args.unit_bytes,
@@ -152,13 +156,19 @@ def _run_tiers(
     from stoker.prefetch.tier_simulation import TIERED, parse_rooms, simulate_tiers
 
     policies: list[str] = []
-    for word in (args.policy or "all").split(","):
+    for word in ("all" if args.policy is None else args.policy).split(","):
         policies += TIERED if word.strip() == "all" else [word.strip()]
     gpu_room, host_room = parse_rooms(args.tiers, trace.footprint)
     try:
-        explain = [int(word) for word in args.explain.split(",")] if args.explain else []
+        explain = [] if args.explain is None else [int(word) for word in args.explain.split(",")]
     except ValueError as error:
         raise InputError(f"--explain {args.explain!r}: expected key numbers") from error
+    for key in explain:
+        if not 0 <= key < trace.footprint:
+            raise InputError(
+                f"--explain: key {key} is not in the trace, whose {trace.footprint:,} keys are "
+                "numbered from 0 by first access"
+            )
     outcomes = simulate_tiers(
         trace,
         policies=list(dict.fromkeys(policies)),

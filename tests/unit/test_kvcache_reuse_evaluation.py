@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import bz2
 import dataclasses
 import gzip
 import json
+import lzma
 import math
 import random
 from pathlib import Path
@@ -82,6 +84,12 @@ def test_vectors_are_found_under_plausible_names(name: str) -> None:
         ({"a": "x", "b": "y", "same": 2}, "'same'"),
         ({"a": "x", "b": "y", "same": True, "a_vec": [1.0]}, "both texts"),
         ({"a": "x", "b": "y", "same": True, "a_vec": ["?"], "b_vec": [1.0]}, "'a_vec'"),
+        ({"a": "x", "b": "y", "same": True, "a_vec": ["1"], "b_vec": [1.0]}, "'a_vec', found str"),
+        (
+            {"a": "x", "b": "y", "same": True, "a_vec": [1.0], "b_vec": [True]},
+            "'b_vec', found bool",
+        ),
+        ({"a": "x", "b": "y", "same": True, "a_vec": [1.0, None], "b_vec": [1.0, 2]}, "'a_vec'"),
         ({"a": "x", "b": "y", "same": True, "a_vec": [0.0], "b_vec": [1.0]}, "'a_vec'"),
         ({"a": "x", "b": "y", "same": True, "a_vec": [[1.0]], "b_vec": [1.0]}, "'a_vec'"),
         ({"a": "x", "b": "y", "same": True, "a_vec": [10**400], "b_vec": [1.0]}, "'a_vec'"),
@@ -228,6 +236,14 @@ def test_a_threshold_that_must_prove_itself_equals_counting_its_picks(seed: int)
     found = best_proved_threshold(similarities, same, delta=0.15, alpha=0.05)
     assert (found.reused_true, found.reused_false) == best
     assert found.reused_true > 20, "nothing to compare"
+
+
+@pytest.mark.parametrize("delta", [1e-3, 1e-18, 1e-21, 1e-300])
+def test_no_threshold_is_proved_by_fewer_picks_than_the_bound_asks_for(delta: float) -> None:
+    found = best_proved_threshold(
+        np.linspace(0.1, 1.0, 500), np.ones(500, np.bool_), delta=delta, alpha=0.05
+    )
+    assert found.reused == 0  # with no error at all, 3 / delta picks: more than there are
 
 
 def test_known_answers_join_and_tell_apart() -> None:
@@ -384,9 +400,20 @@ def test_command_prints_json_and_names_bad_lines(
     path.write_bytes(gzip.compress(path.read_bytes()))
     assert cli.main(["reuse", "evaluate", "--pairs", str(path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["pairs"] == len(lines)
-    path.write_bytes(path.read_bytes()[:-40])
-    assert cli.main(["reuse", "evaluate", "--pairs", str(path), "--json"]) == 3
-    assert "cannot be read" in capsys.readouterr().err
+    plain = gzip.decompress(path.read_bytes())
+    path.write_bytes(lzma.compress(plain))
+    assert cli.main(["reuse", "evaluate", "--pairs", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["pairs"] == len(lines)
+    for packed in (gzip.compress(plain), lzma.compress(plain)):
+        path.write_bytes(packed[:-40])
+        assert cli.main(["reuse", "evaluate", "--pairs", str(path), "--json"]) == 3
+        assert "damaged compressed data" in capsys.readouterr().err
+    path.write_bytes(bz2.compress(plain))
+    assert cli.main(["reuse", "evaluate", "--pairs", str(path)]) == 3
+    assert "unpack it first" in capsys.readouterr().err
+    path.write_bytes(b'{"a": "x", "b": "y", "same": true}\n{"a": "caf\xe9"}\n')
+    assert cli.main(["reuse", "evaluate", "--pairs", str(path)]) == 3
+    assert "line 2: expected UTF-8" in capsys.readouterr().err
     path.write_text("\n" + "[" * 100_000)
     assert cli.main(["reuse", "evaluate", "--pairs", str(path)]) == 3
     assert "line 2" in capsys.readouterr().err

@@ -6,6 +6,7 @@ import bz2
 import gzip
 import json
 import lzma
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from stoker.prefetch.references import next_accesses, reference
 from stoker.prefetch.simulation import measured_mask, parse_capacities, parse_policies, simulate
 from stoker.prefetch.traces import Trace, read_trace
 from stoker.service.cli import main
+from stoker.service.commands import simulate as simulate_command
 
 
 def ragpulse_row(time_s: int, session: str, passages: list[int]) -> str:
@@ -271,6 +273,18 @@ def test_capacities_policies_and_warm_until() -> None:
         simulate(trace, policies=["stoker"], capacities=[1], measured=measured_mask(trace, "9"))
 
 
+def test_every_policy_that_is_named_can_be_asked_for() -> None:
+    """What the command's help and `reference` name, `--policy` takes, and the other way round."""
+    text = simulate_command._EXAMPLES.partition("policies: ")[2].partition(", and others of")[0]
+    named = [name.strip() for name in re.sub(r" \(.*?\)", "", text).split(",")]
+    assert {"stoker", "belady", "qlearning", "entropy-lru-k", "entropy-regime"} <= set(named)
+    assert parse_policies(",".join(named)) == named
+    with pytest.raises(InputError) as refused:
+        parse_policies("best")
+    listed = str(refused.value).partition("expected one of ")[2].split(", ")
+    assert set(named) <= set(listed)
+
+
 @pytest.fixture
 def _logging_restored() -> Iterator[None]:
     yield
@@ -312,3 +326,14 @@ def test_command_prints_json_and_a_table(
     assert "Belady" in capsys.readouterr().out
     assert main([*arguments[:-1], "none"]) == 3
     assert main(["simulate", "--trace", "x"]) == 2
+    # What would be passed over is refused: an empty name, and flags that only others read.
+    capsys.readouterr()
+    for more, told in (
+        (["--policy", ""], "policy ''"),
+        (["--explain", "0"], "--tiers"),
+        (["--explain", ""], "--tiers"),
+    ):
+        assert main([*arguments, *more]) == 3
+        assert told in capsys.readouterr().err
+    assert main(["simulate", "--made", "drift:1", "--format", "lines", "--capacity", "3"]) == 3
+    assert "--format" in capsys.readouterr().err

@@ -289,6 +289,11 @@ def test_the_command_compares_tiers(capsys: pytest.CaptureFixture[str]) -> None:
     assert "oracle" in capsys.readouterr().out
     assert main(["simulate", "--made", "drift:1", "--tiers", "50,100", "--policy", "magic"]) != 0
     assert main([*command, "--explain", "hot"]) != 0
+    capsys.readouterr()
+    for nobody in ("-1", "8000", "0,99999999999999999999"):  # NVMe is no place for what is nowhere
+        assert main([*command, f"--explain={nobody}"]) == 3
+        assert "is not in the trace, whose 8,000 keys" in capsys.readouterr().err
+    assert main([*command, "--policy", ""]) == 3
     assert main(["simulate", "--trace", "x", "--capacity", "5"]) != 0
 
 

@@ -195,7 +195,7 @@ def test_usage_errors(capsys: pytest.CaptureFixture[str]) -> None:
             for command in ("plan", "inspect", "verify", "repair", "serve")
         ),
         ("replay nothing", 3, "no such file or folder"),
-        ("reuse evaluate --pairs nothing", 3, "nothing: cannot be read: No such file"),
+        ("reuse evaluate --pairs nothing", 3, "cannot read nothing: No such file"),
         ("bench coldstart --vectors nothing", 3, "nothing: cannot be read: No such file"),
         ("demo --kafka nohost", 2, "HOST:PORT"),
         ("warm --url nourl", 3, "expected http://HOST:PORT"),
@@ -247,6 +247,19 @@ def test_no_command_takes_an_empty_name_for_the_folder_that_one_is_in(
         assert "INDEX: expected the name of a file or folder, found an empty" in (
             capsys.readouterr().err
         )
+
+
+@pytest.mark.parametrize(("name", "file_name", "line"), cli.COMMANDS)
+def test_no_command_takes_an_empty_name_for_the_server_that_is_here(
+    name: str, file_name: str, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As of `stoker serve INDEX --kafka "$KAFKA"`: events would stay on this disk, unsaid."""
+    for parser in _parsers(name, file_name):
+        for flag in sorted({"--kafka", "--url"} & parser._option_string_actions.keys()):
+            for empty in ("", "  "):
+                # What the command needs besides is missing, too; the empty name is said first.
+                assert cli.main([name, f"{flag}={empty}"]) == 2
+                assert f"{flag}: expected a server, found an empty" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("name", "file_name", "line"), cli.COMMANDS)

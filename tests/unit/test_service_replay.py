@@ -262,9 +262,14 @@ def test_a_ragpulse_trace_becomes_searches_in_time_order(tmp_path: Path) -> None
     assert mapped[1].chunk_ids == ("doc#4", "doc#5")
     with pytest.raises(InputError, match="passage 5 has no chunk: 5 chunk ids given"):
         source(path, chunk_ids=[str(i) for i in range(5)])
-    path.write_text('{"hash_ids": {}, "timestamp": "x"}\n')
-    with pytest.raises(InputError, match="line 1: not a RAGPulse request"):
-        source(path)
+    for row, told in (
+        ('{"hash_ids": {}, "timestamp": "x"}', "'passages_ids' is missing"),
+        ("[1]", "expected an object, found list"),
+        ("{", "end of data|not JSON"),
+    ):
+        path.write_text(row + "\n")
+        with pytest.raises(InputError, match=f"line 1: not a RAGPulse request: .*({told})"):
+            source(path, source_format="ragpulse")
 
 
 @pytest.mark.data
