@@ -147,6 +147,18 @@ def test_numbers_that_another_writer_spells_differently_keep_their_checksum(
         path.write_bytes(written)
 
 
+@pytest.mark.parametrize("depth", [250, 260, 900, 1100, 100_000])
+def test_a_nest_is_refused_however_deep(folder: Path, depth: int) -> None:
+    path = folder / NAME
+    written = path.read_bytes()
+    try:
+        path.write_bytes(written.replace(b"{", b'{"more":' + b"[" * depth + b"]" * depth + b",", 1))
+        with pytest.raises(CorruptError, match=r"checksum|depth"):
+            Manifest.read(folder)
+    finally:
+        path.write_bytes(written)
+
+
 def test_shares_are_those_that_are_shares_one_by_one() -> None:
     odd = [0, 1, 0.5, -0.0, True, False, None, "0.5", [0.5], math.nan, math.inf, -1e-9, 1 + 1e-9]
     assert are_shares(())
