@@ -398,10 +398,14 @@ class _Sealer:
         if count == 0:
             return np.zeros(self.dim, np.float32)
         step = max(count // _CENTRE_ROWS, 1)
+        # One of each stretch, anywhere in it: rows may come in a rhythm, titles and texts by turns.
+        starts = np.arange(0, count, step)
+        chosen = starts + np.random.default_rng(_SEED).integers(0, step, len(starts))
+        chosen = np.minimum(chosen, count - 1)
         total = np.zeros(self.dim, np.float64)
         lengths2: list[NDArray[np.float64]] = []
-        for start in range(0, count, step * _BATCH_ROWS):
-            batch = self._batch(self.rows[start : start + step * _BATCH_ROWS : step])
+        for start in range(0, len(chosen), _BATCH_ROWS):
+            batch = self._batch(self.rows[chosen[start : start + _BATCH_ROWS]])
             total += batch.sum(axis=0, dtype=np.float64)
             lengths2.append(np.einsum("ij,ij->i", batch, batch, dtype=np.float64))
         met = np.concatenate(lengths2)

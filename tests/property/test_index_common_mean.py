@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given, settings
 from numpy.typing import NDArray
 
+import stoker.index.seal as seal
 from stoker.index.build import build_segment
+from stoker.index.manifest import Manifest
 from stoker.index.recall_bounds import nearness
 from stoker.index.row_length import common_length2
 from stoker.index.segment import Segment
@@ -99,6 +101,18 @@ def test_rows_that_are_shorter_or_nothing_keep_their_place(
     assert np.abs(scores - truth).max() < (0.1 if bits == 4 else 0.4)
     # In the mean's direction nothing is estimated.
     assert np.abs(scores[-1] - truth[-1]).max() < 1e-5
+
+
+@pytest.mark.parametrize("phase", range(4))
+def test_rows_whose_lengths_come_in_a_rhythm_have_no_one_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: int
+) -> None:
+    """A sample in step with them saw one length: answers took codes for exact, and read nothing."""
+    monkeypatch.setattr(seal, "_CENTRE_ROWS", ROWS // 4)
+    rows = drawn(np.random.default_rng(SEED + 2), ROWS, 1.0)
+    rows[phase::4] *= 2.0
+    build_segment(tmp_path / "s", rows.astype(np.float32), metric="ip", threads=1)
+    assert Manifest.read(tmp_path / "s").row_length2 == 0.0
 
 
 @settings(max_examples=60)
