@@ -103,7 +103,7 @@ bool NearestGroups::each_piece(std::size_t place, const Look& look) {
   const std::uint8_t* tail = record(at(place)) + quantizer_.shape().code_record_bytes;
   const std::uint32_t first = read_u32(tail);
   const std::uint32_t count = read_u32(tail + 4);
-  if (first > table_.pieces || count > table_.pieces - first) return false;
+  if (count == 0 || first > table_.pieces || count > table_.pieces - first) return false;
   const auto per_page = static_cast<std::uint32_t>(pages_.page_bytes() / RangeTable::kPieceBytes);
   const std::uint32_t piece_page = pages_for(table_.groups, table_.per_page.value());
   std::uint32_t left = RangeTable::kRowsMax;
@@ -115,14 +115,14 @@ bool NearestGroups::each_piece(std::size_t place, const Look& look) {
                         static_cast<std::size_t>(piece % per_page) * RangeTable::kPieceBytes;
     const std::uint32_t row = read_u32(bytes);
     const std::uint32_t rows = read_u32(bytes + 4);
-    if (rows > left || row > layout_.count || rows > layout_.count - row) return false;
+    if (rows == 0 || rows > left || row > layout_.count || rows > layout_.count - row) return false;
     left -= rows;
     pieces_.emplace_back(row, rows);
   }
   const std::uint32_t all = RangeTable::kRowsMax - left;
   for (const auto& [row, rows] : pieces_) {
     const bool is_small = place >= table_.whole_nearest && rows * table_.small_share < all;
-    if (rows > 0 && !is_small) look(row, row + rows);
+    if (!is_small) look(row, row + rows);
   }
   return true;
 }
