@@ -149,17 +149,6 @@ class Probe:
         first_row: int,
         *,
         parts: int = 1,
-        run: Callable[[Callable[[int], None], Iterable[int]], Iterable[None]] = map,
-    ) -> None:
-        """Meet a batch of vectors whose sealed rows start at ``first_row``; see `begin_take`."""
-        self.begin_take(batch, first_row, parts=parts, run=run)()
-
-    def begin_take(
-        self,
-        batch: NDArray[np.float32],
-        first_row: int,
-        *,
-        parts: int = 1,
         run: Callable[..., Iterable[Any]] = map,
     ) -> Callable[[], None]:
         """Begin to meet a batch of vectors, and return what ends it, before the next one is begun.

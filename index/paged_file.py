@@ -357,19 +357,21 @@ class PagedFile:
 
     def _read_at(self, offsets: Sequence[int], length: int) -> NDArray[np.uint8]:
         """Read without the read-ahead that would make each of a few scattered pages cost 32."""
-        offset = offsets[0] if offsets else 0
+        at = offsets[0] if offsets else 0
+        parts = []
         try:
             file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
                 for offset in offsets[1:]:
                     os.posix_fadvise(file, offset, length, os.POSIX_FADV_WILLNEED)
-                parts = [os.pread(file, length, offset) for offset in offsets]
-                return np.frombuffer(b"".join(parts), np.uint8)
+                for at in offsets:
+                    parts.append(os.pread(file, length, at))
             finally:
                 os.close(file)
         except OSError as error:
-            raise self._unreadable(offset, error) from error
+            raise self._unreadable(at, error) from error
+        return np.frombuffer(b"".join(parts), np.uint8)
 
     def _read_many(self, offset: int, length: int) -> NDArray[np.uint8]:
         try:

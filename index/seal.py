@@ -487,7 +487,7 @@ class _Sealer:
                 meeting = None
                 if probe is not None:
                     # Before the next is read: threads have work while this one reads and writes.
-                    meeting = probe.begin_take(batch, start, parts=self.threads, run=pool.map)
+                    meeting = probe.take(batch, start, parts=self.threads, run=pool.map)
                 following = start + _BATCH_ROWS
                 coming = begin(following) if following < count else None
                 for part in encoded:

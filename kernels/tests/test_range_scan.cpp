@@ -259,6 +259,24 @@ void walks_what_is_there(std::mt19937& rng) {
   CHECK(stats.range_groups == 0 && stats.expanded > 0);
 }
 
+// Recall of queries that nothing is loaded for; each one's statistics go to `check`.
+template <typename Check>
+double recall_from_cold(Grouped& g, std::mt19937& rng, const Check& check) {
+  Searcher searcher(g.f.pool, g.f.layout, g.f.quantizer);
+  constexpr int kRounds = 10;
+  double mean = 0;
+  for (int round = 0; round < kRounds; ++round) {
+    const auto query = Fixture::make(1, g.f.dim, rng);
+    g.forget();
+    const SearchParams params = g.params(5);
+    std::vector<std::uint32_t> rows(params.k);
+    std::vector<float> scores(params.k);
+    check(searcher.search(query.data(), params, rows.data(), scores.data()));
+    mean += recall(rows, g.f.truth(query.data(), params.k)) / kRounds;
+  }
+  return mean;
+}
+
 // Where a page of the table is damaged nobody knows which groups lie nearest, so queries walk; and so
 // they do without a table, whatever they were told.
 void walks_where_the_table_is_damaged(std::mt19937& rng) {
@@ -272,20 +290,10 @@ void walks_where_the_table_is_damaged(std::mt19937& rng) {
   }
   for (const bool table : {true, false}) {
     if (!table) g.f.layout.ranges = RangeTable();
-    Searcher searcher(g.f.pool, g.f.layout, g.f.quantizer);
-    constexpr int kRounds = 10;
-    double mean = 0;
-    for (int round = 0; round < kRounds; ++round) {
-      const auto query = Fixture::make(1, g.f.dim, rng);
-      g.forget();
-      const SearchParams params = g.params(5);
-      std::vector<std::uint32_t> rows(params.k);
-      std::vector<float> scores(params.k);
-      const QueryStats stats = searcher.search(query.data(), params, rows.data(), scores.data());
+    const double mean = recall_from_cold(g, rng, [table](const QueryStats& stats) {
       CHECK(stats.range_groups == 0 && stats.expanded > 0);
       CHECK_EQ(stats.damaged > 0, table);
-      mean += recall(rows, g.f.truth(query.data(), params.k)) / kRounds;
-    }
+    });
     CHECK(mean >= 0.8);
   }
 }
@@ -294,21 +302,11 @@ void walks_where_the_table_is_damaged(std::mt19937& rng) {
 void walks_where_groups_have_no_rows(std::mt19937& rng) {
   for (const std::uint32_t lie : {3u, 6u, 7u}) {   // pieces beyond the last; none; of no rows
     Grouped g(rng, false, false, lie);
-    Searcher searcher(g.f.pool, g.f.layout, g.f.quantizer);
-    double mean = 0;
-    constexpr int kRounds = 10;
-    for (int round = 0; round < kRounds; ++round) {
-      const auto query = Fixture::make(1, g.f.dim, rng);
-      g.forget();
-      const SearchParams params = g.params(5);
-      std::vector<std::uint32_t> rows(params.k);
-      std::vector<float> scores(params.k);
-      const QueryStats stats = searcher.search(query.data(), params, rows.data(), scores.data());
+    const double mean = recall_from_cold(g, rng, [](const QueryStats& stats) {
       CHECK(stats.range_groups == 0 && stats.expanded > 0 && stats.damaged > 0 &&
             stats.skipped > 0);
       CHECK_EQ(stats.ranges_whole, 0u);
-      mean += recall(rows, g.f.truth(query.data(), params.k)) / kRounds;
-    }
+    });
     CHECK(mean >= 0.8);
   }
 }

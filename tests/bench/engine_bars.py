@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from engine_figures import Rows, middle, number, speed_at, table
+from engine_figures import Rows, disk_of, middle, number, speed_at, table
 
 Bar = tuple[str, str, float | None, bool]
 
@@ -73,7 +73,7 @@ def _cold(part: dict[str, Any]) -> list[Bar]:
         )
         share = middle(runs, nav, "share")
         found.append(_at_most(f"{volume}: navigation set, share of bytes", share, 0.15))
-        bandwidth = part["device"].get(volume.split(",")[0], {}).get("sequential_mb_s")
+        bandwidth = part["device"].get(disk_of(volume), {}).get("sequential_mb_s")
         size, seconds = middle(runs, nav, "bytes"), middle(runs, nav, "seconds")
         ideal = size / 1e6 / bandwidth if size and bandwidth else None
         found.append(

@@ -10,6 +10,11 @@ import numpy as np
 Rows = list[dict[str, Any]]
 
 
+def disk_of(name: str) -> str:
+    """The disk that moments were measured on: "cloud" of "cloud, told"."""
+    return name.partition(",")[0]
+
+
 def speed_at(rows: Rows, target: float, column: str) -> float | None:
     """Queries a second at a recall, log-linear between the two efforts around it."""
     speeds = [(r["recall"], float(np.median(r[column]))) for r in rows if column in r]

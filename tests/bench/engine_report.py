@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 from engine_bars import bars
-from engine_figures import Rows, error_of, middle, number, speed_at, spread, table
+from engine_figures import Rows, disk_of, error_of, middle, number, speed_at, spread, table
 
 NOISE_CORES = 0.15
 
@@ -205,7 +205,7 @@ def _cold(results: dict[str, Any]) -> list[str]:
         rows,
     )
     for volume, runs in part["moments"].items():
-        lines += _moments(volume, runs, part["device"].get(volume.split(",")[0], {}))
+        lines += _moments(volume, runs, part["device"].get(disk_of(volume), {}))
     return lines
 
 

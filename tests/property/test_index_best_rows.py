@@ -99,8 +99,8 @@ def test_parts_find_what_the_whole_does(metric: str) -> None:
     assert parts is not None
     with ThreadPoolExecutor(3) as pool:
         for start in range(0, 700, 256):
-            whole.take(vectors[start : start + 256], start)
-            parts.take(vectors[start : start + 256], start, parts=3, run=pool.map)
+            whole.take(vectors[start : start + 256], start)()
+            parts.take(vectors[start : start + 256], start, parts=3, run=pool.map)()
     assert np.array_equal(whole.scores, parts.scores)
     assert np.array_equal(whole.rows, parts.rows)
     full = whole.queries.astype(np.float64) @ vectors.T.astype(np.float64)

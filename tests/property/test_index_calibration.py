@@ -38,7 +38,7 @@ def test_however_vectors_are_cut_into_batches_the_nearest_are_kept(
     at = number = 0
     while at < count:
         step = steps[number % len(steps)]
-        probe.take(vectors[at : at + step], at)
+        probe.take(vectors[at : at + step], at)()
         at, number = at + step, number + 1
     scores = probe.queries @ vectors.T
     if metric == "l2":
