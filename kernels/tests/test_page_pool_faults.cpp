@@ -331,6 +331,60 @@ struct HeldDemand : ReadFaults {
   std::atomic<std::chrono::microseconds> load_delay{std::chrono::microseconds(0)};
 };
 
+// While one read lasts for as long as it likes, everybody else goes on: no lock is held over it. With
+// one, this would not end.
+void test_no_lock_is_held_over_a_read() {
+  TestFolder folder;
+  PoolOptions options;
+  options.page_bytes = kPage;
+  options.budget_bytes = 64 * kPage;
+  options.backend = IoBackend::threads;
+  PagePool pool(options);
+  const StoreId held = pool.add_store(folder.write("held", 7, 100, kPage));
+  const StoreId other = pool.add_store(folder.write("other", 8, 100, kPage));
+  struct HeldStore : ReadFaults {
+    HeldStore() { set_read_faults(this); }
+    ~HeldStore() override { set_read_faults(nullptr); }
+    std::chrono::microseconds delay(const ReadRequest& request) noexcept override {
+      const std::string& path = request.file->path();
+      if (path.substr(path.rfind('/')) != "/held") return std::chrono::microseconds(0);
+      std::unique_lock<std::mutex> lock(mutex);
+      let_go.wait(lock, [this] { return open; });
+      return std::chrono::microseconds(0);
+    }
+    std::mutex mutex;
+    std::condition_variable let_go;
+    bool open = false;
+  } faults;
+  std::thread reader([&pool, held] {
+    const PageRef wanted{held, 3};
+    CHECK(pool.fetch(&wanted, 1).status(0) == PageStatus::ok);
+  });
+  while (pool.stats().demand_reads == 0) std::this_thread::yield();
+  const PageRef wanted{other, 5};
+  CHECK(pool.fetch(&wanted, 1).status(0) == PageStatus::ok);   // a miss
+  CHECK(pool.fetch(&wanted, 1).status(0) == PageStatus::ok);   // a hit
+  const std::vector<PageNumber> pages = numbers(10, 20);
+  LoadOptions load;
+  load.deadline = Clock::now() + std::chrono::milliseconds(20);   // it makes way for the held read
+  const LoadReport report = pool.load(other, pages.data(), pages.size(), load);
+  CHECK_EQ(report.pages_loaded + report.pages_not_reached, pages.size());
+  (void)pool.residency(other);
+  (void)pool.evict(other, &wanted.page, 1);
+  pool.unstick(other, pages.data(), pages.size());
+  pool.set_budget(32 * kPage);
+  pool.remove_store(pool.add_store(folder.write("third", 9, 10, kPage)));
+  pool.check();
+  CHECK_EQ(pool.store_stats(held).demand_pages, 0u);
+  {
+    const std::lock_guard<std::mutex> lock(faults.mutex);
+    faults.open = true;
+    faults.let_go.notify_all();
+  }
+  reader.join();
+  pool.check();
+}
+
 // What a load of 64 pages brings while demand waits, after the pool has seen the device at work.
 LoadReport load_beside_demand(std::chrono::microseconds delay, milliseconds time) {
   TestFolder folder("/dev/shm");
@@ -433,6 +487,7 @@ int main() {
   RUN(test_the_end_waits_for_reads);
   RUN(test_removal_waits_for_reads);
   RUN(test_cancel_and_deadline_of_a_load);
+  RUN(test_no_lock_is_held_over_a_read);
   RUN(test_demand_outranks_prefetch);
   RUN(test_only_a_fast_device_loads_beside_demand);
   RUN(test_prefetch_ends_under_endless_demand);

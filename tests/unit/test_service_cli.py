@@ -255,11 +255,18 @@ def test_no_command_takes_an_empty_name_for_the_server_that_is_here(
 ) -> None:
     """As of `stoker serve INDEX --kafka "$KAFKA"`: events would stay on this disk, unsaid."""
     for parser in _parsers(name, file_name):
-        for flag in sorted({"--kafka", "--url"} & parser._option_string_actions.keys()):
+        cli._refuse_no_server(parser)
+        for flag in {"--kafka", "--url"} & parser._option_string_actions.keys():
+            take = parser._option_string_actions[flag].type
+            assert callable(take)
             for empty in ("", "  "):
-                # What the command needs besides is missing, too; the empty name is said first.
-                assert cli.main([name, f"{flag}={empty}"]) == 2
-                assert f"{flag}: expected a server, found an empty" in capsys.readouterr().err
+                with pytest.raises(argparse.ArgumentTypeError, match="found an empty"):
+                    take(empty)
+            assert take("a:1") == "a:1"
+    if name == "replay":  # It would replay nothing, where the others would start a server.
+        for flag in ("--kafka", "--url"):
+            assert cli.main([name, "nothing", f"{flag}="]) == 2
+            assert f"{flag}: expected a server, found an empty" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("name", "file_name", "line"), cli.COMMANDS)

@@ -242,7 +242,9 @@ class PagePool {
   // parallel batch. Must not be called inside a ReadGuard. Never waits for a frame: without one,
   // the page comes in a private buffer. Pages that another thread is reading are waited for.
   PinnedPages fetch(const PageRef* wanted, std::size_t count, Deadline deadline = {});
-  // As fetch(), but the caller has other things to do while the pages are read. `around`: whether
+  // As fetch(), but the caller has other things to do while the pages are read. Where the volume's
+  // limits are known, this first waits until it gives what is missing, and what it would give only
+  // after the deadline is not read. `around`: whether
   // the clusters of missed pages may come with them; not for who asks for all that it will want.
   PendingPages begin_fetch(const PageRef* wanted, std::size_t count, Deadline deadline = {},
                            bool around = true);
